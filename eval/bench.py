@@ -7,9 +7,11 @@ import pathlib
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Tests name the folder of those that they have built.
@@ -45,6 +47,23 @@ def in_turn(sides, number):
     """Sides in the order of round `number`: another one begins each, so that none always follows the same one."""
     sides = list(sides)
     return sides[number % len(sides):] + sides[:number % len(sides)]
+
+
+def median_us(call, calls):
+    """The median of what so many calls take."""
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def with_gloo(times, digits):
+    """Medians of both sides' times, round by round, and the ratio of each round: above 1 mccs is ahead."""
+    ratios = [gloo / mccs for mccs, gloo in zip(times["mccs"], times["gloo"])]
+    return {"us": {side: round(statistics.median(us), digits) for side, us in times.items()},
+            "ratio": round(statistics.median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
 
 
 def undisturbed(work, most, tries=6):

@@ -2,10 +2,10 @@
 """Port channels between two ranks in host memory: on one host beside plain copies, across two hosts
 beside a bare TCP ping-pong. Sides in turn, several rounds, one run.
 
-usage: puts.py FABRIC.toml NAME [--rounds N] [--iterations N] [--total BYTES] [--before FOLDER]
+usage: puts.py FABRIC.toml NAME [--rounds N] [--iterations N] [--sizes LIST] [--total BYTES] [--beside N] [--before FOLDER]
 
-Needs root. Build first: cargo build --release --workspace. `--before` names a folder with the programs of another commit, which are
-measured beside. Writes eval/results/NAME.json (data and provenance) and NAME.md."""
+Needs root. Build first: cargo build --release --workspace. `--before` names a folder with the services of another commit, which are
+measured beside; ranks are of this one. `--beside` connections of other communicators are open meanwhile, and carry nothing. Writes eval/results/NAME.json (data and provenance) and NAME.md."""
 
 import argparse
 import json
@@ -26,7 +26,8 @@ def puts(fabric, options, placed, binaries):
     root = placed[0] if len(set(placed)) > 1 else ""
     with cluster.services(fabric, binaries=binaries) as (_, folder):
         unique_id = secrets.token_hex(16)
-        command = [binaries / "mccs-puts", "--iterations", str(options.iterations), "--total", str(options.total)]
+        command = [BINARIES / "mccs-puts", "--iterations", str(options.iterations), "--total", str(options.total),
+                   "--sizes", options.sizes, "--beside", str(options.beside)]
         printed = cluster.run_ranks(fabric, placed, command, lambda rank, host: {
             "MCCS_SOCKET": f"{folder}/{host}/mccs.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": "2",
             "MCCS_UNIQUE_ID": unique_id, "MCCS_ROOT_ADDRESS": root})
@@ -62,6 +63,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=3000)
     parser.add_argument("--total", type=int, default=64 << 20)
+    parser.add_argument("--sizes", default="8,1024,65536,1048576,16777216", help="bytes of puts")
+    parser.add_argument("--beside", type=int, default=0)
     parser.add_argument("--before", type=pathlib.Path)
     options = parser.parse_args()
     options.bytes = 8
@@ -88,7 +91,7 @@ def main():
         compared = [[key, *(f"{ratio(side, f'{side}, before', key, FIGURES[key.split()[0]][1]):.2f}" for side in ("one host", "two hosts"))]
                     for key in found["one host"][0]]
         text += "\nNow, as a part of before (median of the rounds' ratios):\n\n" + bench.table(["", "one host", "two hosts"], compared)
-    data = bench.provenance() | {"iterations": options.iterations, "total_bytes": options.total, "rounds": found, "ping_pong": trips}
+    data = bench.provenance() | {"iterations": options.iterations, "total_bytes": options.total, "beside": options.beside, "rounds": found, "ping_pong": trips}
     bench.write_results(options.name, data, text)
     print(text)
 

@@ -101,12 +101,7 @@ def timed(dist, torch, call, group, budget_s):
     once = torch.tensor([time.perf_counter() - start])
     dist.all_reduce(once, dist.ReduceOp.MAX, group=group)
     calls = max(3, min(1000, int(budget_s / max(once.item(), 1e-6))))
-    times = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e6
+    return bench.median_us(call, calls)
 
 
 def in_turns(dist, torch, calls, groups, rounds, budget_s):
@@ -123,19 +118,13 @@ def in_turns(dist, torch, calls, groups, rounds, budget_s):
     return medians
 
 
-def compared(medians):
-    ratios = [gloo / mccs for mccs, gloo in zip(medians["mccs"], medians["gloo"])]
-    return {"us": {side: round(statistics.median(times), 2) for side, times in medians.items()},
-            "ratio": round(statistics.median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)}
-
-
 def collectives(dist, torch, groups, rounds, most_bytes):
     for operation in OPERATIONS:
         for size in SIZES:
             if size <= most_bytes:
                 sides = {side: call_of(dist, torch, operation, size, groups[side]) for side in SIDES}
                 yield {"what": operation, "bytes": size,
-                       **compared(in_turns(dist, torch, sides, groups, rounds, TURN_S))}
+                       **bench.with_gloo(in_turns(dist, torch, sides, groups, rounds, TURN_S), 2)}
 
 
 def resnet(torch):
@@ -184,7 +173,7 @@ def training(dist, torch, groups, rounds, _):
 
             steps[side] = step
         medians = in_turns(dist, torch, steps, groups, rounds, 0.5)
-        yield {"what": name, "bytes": 4 * parameters, **compared(medians)}
+        yield {"what": name, "bytes": 4 * parameters, **bench.with_gloo(medians, 2)}
 
 
 def calls(dist, torch, groups, rounds, _):

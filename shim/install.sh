@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
-# Installs libmccs.so, mccs.h, mccs/device.cuh, and pkg-config and CMake files, below a prefix (default
-# /usr/local). Build first: cargo build --release -p mccs
+# Installs the C library, mccs.h, mccs/device.cuh, and pkg-config and CMake files, below a
+# prefix (default /usr/local), the library in a folder of it (default lib). DESTDIR goes before the
+# prefix, as of a package to be. Build first: cargo build --release -p mccs-c
 set -euo pipefail
-prefix="${1:-/usr/local}"
+prefix="${1:-/usr/local}" libdir="${2:-lib}"
+to="${DESTDIR:-}$prefix"
 shim="$(cd "$(dirname "$0")" && pwd)"
-library="${CARGO_TARGET_DIR:-$shim/../target}/release/libmccs.so"
+library="${CARGO_TARGET_DIR:-$shim/../target}/release/libmccs_c.so"
 version="$(sed -n 's/^version = "\(.*\)"/\1/p' "$shim/../Cargo.toml" | head -n 1)"
-cmake="$prefix/lib/cmake/mccs"
-install -d "$prefix/lib/pkgconfig" "$cmake" "$prefix/include"
-install -m 755 "$library" "$prefix/lib/"
-install -m 644 "$shim/include/mccs.h" "$prefix/include/"
-install -d "$prefix/include/mccs"
-install -m 644 "$shim/include/mccs/device.cuh" "$prefix/include/mccs/"
-sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" "$shim/mccs.pc.in" > "$prefix/lib/pkgconfig/mccs.pc"
-for file in mccsConfig.cmake mccsConfigVersion.cmake; do
-    sed -e "s|@VERSION@|$version|" "$shim/$file.in" > "$cmake/$file"
-done
+cmake="$to/$libdir/cmake/mccs"
+# From the CMake files' folder to the prefix.
+up="$(sed 's|[^/]*|..|g' <<< "$libdir/cmake/mccs")"
+install -d "$to/$libdir/pkgconfig" "$cmake" "$to/include/mccs"
+install -m 644 "$library" "$to/$libdir/libmccs.so.${version%%.*}"
+ln -sf "libmccs.so.${version%%.*}" "$to/$libdir/libmccs.so"
+install -m 644 "$shim/include/mccs.h" "$to/include/"
+install -m 644 "$shim/include/mccs/device.cuh" "$to/include/mccs/"
+fill() {
+    sed -e "s|@PREFIX@|$prefix|" -e "s|@LIBDIR@|$libdir|" -e "s|@UP@|$up|" -e "s|@VERSION@|$version|" "$shim/$1.in" > "$2/$1"
+}
+fill mccs.pc "$to/$libdir/pkgconfig"
+fill mccsConfig.cmake "$cmake"
+fill mccsConfigVersion.cmake "$cmake"

@@ -292,6 +292,7 @@ ln -s "$(realpath "$target")/release/libnccl.so" "$work/nccl/libnccl.so.2"
 ln -sf libnccl.so "$target/release/libnccl.so.2"
 cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
 for nranks in 1 2 3; do nccl_calls $nranks; done
+"$target/release/mccs-one-sided" --library "$work/nccl/libnccl.so.2" --rounds 1 --iterations 10 --sizes 8,65536 --total 1048576
 cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/examples/c tests/tests/nccl_handles.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_handles"
 LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" "$work/nccl_handles" living
 cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -Wno-unused-function -I shim/examples/c tests/tests/nccl_profiler.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_profiler"

@@ -19,6 +19,12 @@ pub const FILE_BYTES_MAX: Bytes = Bytes::mib(16);
 /// Longest policy, however it comes: a request of `mccsctl policy apply` brings all of it, in JSON, where line ends and quotes take two bytes.
 pub const POLICY_BYTES_MAX: Bytes = Bytes::kib(120);
 
+/// Names of a console: each is one that somebody has given it.
+pub const CONSOLE_NAMES_MAX: usize = 64;
+
+/// Users that may look besides operators: each is a program that somebody has set up.
+pub const OBSERVERS_MAX: usize = 64;
+
 /// Slots of a session's command ring; a power of two.
 pub const COMMAND_RING: Limit<u32> =
     Limit { min: 64, max: 65_536, reason: "a ring's indices are masked, and each session pays 128 bytes a slot" };
@@ -100,7 +106,24 @@ pub const GPU_MEMORY: Limit<Bytes> =
 
 /// Tenants of a service.
 pub const TENANTS: Limit<u32> =
-    Limit { min: 1, max: 1_024, reason: "each tenant's socket is a listening file descriptor" };
+    Limit { min: 0, max: 1_024, reason: "each tenant's socket is a listening file descriptor" };
+
+/// How long a scheduler's program waits for the service.
+pub const SCHEDULER_TIMEOUT: Limit<DurationText> = Limit {
+    min: DurationText::secs(1),
+    max: DurationText::secs(300),
+    reason: "schedulers end programs that take long (PrologEpilogTimeout of Slurm)",
+};
+
+/// How often it is looked whether pods have ended.
+pub const SCHEDULER_LOOK: Limit<DurationText> = Limit {
+    min: DurationText::millis(50),
+    max: DurationText::secs(60),
+    reason: "a pod that has ended holds what it had until then",
+};
+
+/// Labels of a tenant.
+pub const LABELS: Limit<u32> = Limit { min: 0, max: 8, reason: "each is part of a series of metrics" };
 
 /// Transport engines of a service.
 pub const TRANSPORT_ENGINES: Limit<u32> =
@@ -235,6 +258,31 @@ pub const HOST_TIMEOUT: Limit<DurationText> = Limit {
     min: DurationText::millis(50),
     max: DurationText::secs(24 * 3600),
     reason: "a busy host must have time to answer, and those who wait for a dead one must be released some day",
+};
+
+/// From one push of metrics to a collector to the next.
+pub const OTLP_INTERVAL: Limit<DurationText> = Limit {
+    min: DurationText::secs(1),
+    max: DurationText::secs(3600),
+    reason: "each push looks at all communicators, and a graph needs points",
+};
+
+/// Attributes that the operator adds to what is pushed.
+pub const OTLP_ATTRIBUTES: Limit<u32> =
+    Limit { min: 0, max: 32, reason: "collectors keep them with each series, or look them up for each" };
+
+/// How long a member of the store may take to answer.
+pub const STORE_TIMEOUT: Limit<DurationText> = Limit {
+    min: DurationText::millis(50),
+    max: DurationText::secs(10),
+    reason: "an answer takes a few round trips between members, and a silent member keeps decisions waiting",
+};
+
+/// How long the controller's lease lasts.
+pub const STORE_LEASE: Limit<DurationText> = Limit {
+    min: DurationText::secs(2),
+    max: DurationText::secs(60),
+    reason: "etcd grants no shorter ones, and a lost controller is replaced when its lease ends",
 };
 
 /// Time that a connection has to prove who it is.

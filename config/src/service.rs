@@ -10,8 +10,11 @@ mod exchange;
 mod host_device;
 mod large_from;
 mod metrics;
+mod observers;
+mod otlp;
 mod rdma;
 mod runtime;
+mod store;
 mod strategy;
 mod tcp;
 mod tenant;
@@ -21,9 +24,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits;
+use crate::error::ConfigError;
 use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
+use crate::{document, limits};
 
 pub use controller::Controller;
 pub use cuda::{
@@ -33,11 +37,14 @@ pub use exchange::{Address, Exchange, HostConfig};
 pub use host_device::HostDevice;
 pub use large_from::{Crossover, LargeFrom};
 pub use metrics::Metrics;
+pub use observers::{OBSERVERS_SOCKET, Observers, User};
+pub use otlp::{CollectorUrl, Otlp};
 pub use rdma::{Device, Rdma, RdmaUse, TransportKind};
 pub use runtime::{Affinity, MOVER_THREAD, Placement, Runtime};
+pub use store::{Store, StoreKind};
 pub use strategy::{AlgorithmChoice, CHANNELS_MIN, Reductions, Strategy};
 pub use tcp::{FlowPath, Ports, Tcp};
-pub use tenant::{TENANT_SOCKET, TenantConfig};
+pub use tenant::{TENANT_SOCKET, TENANTS_FOLDER, TenantConfig};
 
 /// A whole `service.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,9 +68,15 @@ pub struct ServiceConfig {
     /// Who decides for the whole cluster. Absent: nobody, communicators keep what they start with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<Controller>,
+    /// Where the cluster keeps what its hosts have in common. Absent: in the controller's files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<Store>,
     /// Where metrics are told. Absent: nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
+    /// Who may look besides operators. Absent: nobody.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observers: Option<Observers>,
     /// Flows to other hosts.
     pub tcp: Tcp,
     /// Flows to other hosts over RDMA.
@@ -71,7 +84,7 @@ pub struct ServiceConfig {
     /// The services of all hosts, this one included. Empty: a single host.
     #[serde(rename = "host", skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostConfig>,
-    /// Who may connect, and what they may hold. At least one.
+    /// Who may connect, and what they may hold. Empty: tenants alone that are added while the service runs.
     #[serde(rename = "tenant")]
     pub tenants: Vec<TenantConfig>,
 }
@@ -89,6 +102,10 @@ pub struct ServiceSection {
     /// Socket of the operator's tool, relative to the runtime folder. Absent: [`CONTROL_SOCKET`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_socket: Option<PathBuf>,
+    /// The program that goes on as the service when it is upgraded; or a folder: the operator names a program in it. Absent: the program that
+    /// runs, as it is on disk by then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub binary: Option<PathBuf>,
 }
 
 /// The control socket's name where the file gives none.
@@ -134,7 +151,9 @@ impl Default for ServiceConfig {
             strategy: Strategy::default(),
             exchange: None,
             controller: None,
+            store: None,
             metrics: None,
+            observers: None,
             tcp: Tcp::default(),
             rdma: Rdma::default(),
             hosts: Vec::new(),
@@ -154,6 +173,25 @@ impl ServiceConfig {
                 .map(|host| host.nodename().to_string_lossy().into_owned())
                 .unwrap_or_else(|_| "mccs".to_owned())
         })
+    }
+
+    /// What a file says of [`ServiceSection::binary`] now, whatever its other keys are: they may be those of the release that is to come.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no TOML.
+    pub fn binary_in(path: &Path) -> Result<Option<PathBuf>, ConfigError> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct File {
+            service: Section,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Section {
+            binary: Option<PathBuf>,
+        }
+        let text = document::read_text(path, limits::FILE_BYTES_MAX)?;
+        Ok(document::read::<File>(&text, &path.display().to_string())?.service.binary)
     }
 
     /// The folder of the sockets: the file's, else the user's.
@@ -179,10 +217,22 @@ impl ServiceConfig {
         self.runtime_dir().join(socket.unwrap_or(Path::new(CONTROL_SOCKET)))
     }
 
+    /// The full path of the observers' socket, where there is one.
+    #[must_use]
+    pub fn observers_socket(&self) -> Option<PathBuf> {
+        self.observers.as_ref().map(|observers| self.runtime_dir().join(&observers.socket))
+    }
+
     /// The full path of a tenant's socket.
     #[must_use]
     pub fn tenant_socket(&self, tenant: &TenantConfig) -> PathBuf {
         self.runtime_dir().join(&tenant.socket)
+    }
+
+    /// Where tenants that are added while the service runs have their folders.
+    #[must_use]
+    pub fn tenants_folder(&self) -> PathBuf {
+        self.runtime_dir().join(TENANTS_FOLDER)
     }
 
     /// The address for flows to and from other hosts, where there are any.
@@ -200,12 +250,23 @@ impl Validate for ServiceConfig {
         if let Some(name) = &self.service.name {
             problems.name("service.name", name);
         }
-        if let Some(dir) = &self.service.runtime_dir
-            && !dir.is_absolute()
-        {
-            problems.add("service.runtime_dir", format!("must be an absolute path, not {:?}", dir.display()));
+        let paths = [("service.runtime_dir", &self.service.runtime_dir), ("service.binary", &self.service.binary)];
+        for (key, path) in paths {
+            if let Some(path) = path.as_ref().filter(|path| !path.is_absolute()) {
+                problems.add(key, format!("must be an absolute path, not {:?}", path.display()));
+            }
         }
         socket_path(problems, "service.control_socket", &self.control_socket());
+        if let (Some(observers), Some(socket)) = (&self.observers, self.observers_socket()) {
+            observers.validate(problems);
+            socket_path(problems, "observers.socket", &socket);
+            if socket == self.control_socket() {
+                problems.add("observers.socket", "is the operator's control socket; give observers another");
+            }
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.validate(problems);
+        }
         self.cuda.validate(problems);
         problems.ring("limits.command_ring", self.limits.command_ring, &limits::COMMAND_RING);
         problems.ring("limits.completion_ring", self.limits.completion_ring, &limits::COMPLETION_RING);
@@ -241,6 +302,15 @@ impl ServiceConfig {
         if let Some(controller) = &self.controller {
             controller.validate(&self.name(), &self.hosts, problems);
         }
+        if let Some(store) = &self.store {
+            store.validate(problems);
+            if self.controller.as_ref().is_some_and(|controller| controller.history.is_some()) {
+                problems.add("controller.history", "is kept in the store; leave it out");
+            }
+            if self.controller.as_ref().is_none_or(|controller| controller.hosts.is_empty()) {
+                problems.add("store", "is of no use yet: [controller] with hosts = [...] elects one of them in it");
+            }
+        }
     }
 
     fn validate_tenants(&self, problems: &mut Problems) {
@@ -248,12 +318,18 @@ impl ServiceConfig {
         problems.within("tenant", &count, &limits::TENANTS);
         let control = self.control_socket();
         for (i, tenant) in self.tenants.iter().enumerate() {
-            tenant.validate_at(&format!("tenant[{i}]"), problems);
+            problems.nested(&format!("tenant[{i}]"), tenant);
             let socket = self.tenant_socket(tenant);
             let key = format!("tenant[{i}].socket");
             socket_path(problems, &key, &socket);
             if socket == control {
                 problems.add(&key, "is the operator's control socket; give the tenant another");
+            }
+            if self.observers_socket().as_ref() == Some(&socket) {
+                problems.add(&key, "is the observers' socket; give the tenant another");
+            }
+            if socket.starts_with(self.tenants_folder()) {
+                problems.add(&key, format!("{TENANTS_FOLDER}/ is for tenants that are added while the service runs"));
             }
             for (j, other) in self.tenants.iter().enumerate().take(i) {
                 if other.name == tenant.name {

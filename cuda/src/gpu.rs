@@ -37,7 +37,7 @@ pub struct Gpu {
     /// Multiprocessors.
     pub multiprocessors: u32,
     /// Compute capability.
-    pub capability: (u32, u32),
+    pub capability: Capability,
     /// Memory.
     pub memory_bytes: u64,
     /// Whether streams can wait for and write words of 64 bits.
@@ -57,15 +57,39 @@ pub fn current_ordinal() -> Option<i32> {
     found.then_some(device)
 }
 
-/// Major and minor version of CUDA that the driver supports.
+/// What a GPU can do, as CUDA counts it; ordered by that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Capability {
+    /// Before the point.
+    pub major: u32,
+    /// Behind it.
+    pub minor: u32,
+}
+
+impl std::fmt::Display for Capability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// A version of CUDA.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CudaVersion {
+    /// Before the point.
+    pub major: i32,
+    /// Behind it.
+    pub minor: i32,
+}
+
+/// The version of CUDA that the driver supports.
 ///
 /// # Errors
 /// [`DriverError`], also where there is no driver.
-pub fn cuda_version() -> Result<(i32, i32), DriverError> {
+pub fn cuda_version() -> Result<CudaVersion, DriverError> {
     let mut version = 0;
     // SAFETY: `version` is an integer to write to.
     unsafe { api::cuDriverGetVersion(&mut version)? };
-    Ok((version / 1000, version % 1000 / 10))
+    Ok(CudaVersion { major: version / 1000, minor: version % 1000 / 10 })
 }
 
 /// `CU_DEVICE_ATTRIBUTE_*`.
@@ -124,7 +148,10 @@ impl Gpu {
             name: text(&name),
             pci_bus_id: bus_id_of(device)?,
             multiprocessors: attribute(attribute::MULTIPROCESSORS)?,
-            capability: (attribute(attribute::CAPABILITY_MAJOR)?, attribute(attribute::CAPABILITY_MINOR)?),
+            capability: Capability {
+                major: attribute(attribute::CAPABILITY_MAJOR)?,
+                minor: attribute(attribute::CAPABILITY_MINOR)?,
+            },
             memory_bytes: memory_bytes as u64,
             has_stream_words: attribute(attribute::CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0,
             makes_nic_memory: newer(attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0,
@@ -173,7 +200,7 @@ impl Gpu {
     /// [`DriverError`].
     pub fn stores_ll128_to(&self, peer: &Gpu) -> Result<bool, DriverError> {
         const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
-        if self.device == peer.device || self.capability != peer.capability || self.capability < (8, 0) {
+        if self.device == peer.device || self.capability != peer.capability || self.capability.major < 8 {
             return Ok(false);
         }
         let mut value = 0;

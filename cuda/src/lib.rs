@@ -23,7 +23,9 @@ mod stream;
 pub use allocation::{Allocation, MappedMemory, PooledMemory, Shared};
 pub use context::{Context, Entered};
 pub use error::{DriverError, Unavailable, is_sticky, name_of};
-pub use gpu::{Gpu, GpuId, UnresponsiveGpu, cuda_version, current_ordinal, gpus, gpus_or_unresponsive};
+pub use gpu::{
+    Capability, CudaVersion, Gpu, GpuId, UnresponsiveGpu, cuda_version, current_ordinal, gpus, gpus_or_unresponsive,
+};
 pub use graph::{Capture, CaptureMode, CapturedGraph, Graph, GraphNode, KernelGraph, while_capturing};
 pub use memory::{
     DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, LARGE_PAGE_BYTES, PinnedMemory,

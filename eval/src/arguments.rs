@@ -30,8 +30,10 @@ impl RankArguments {
     /// There is no service, or it refuses.
     pub fn join(&self) -> anyhow::Result<(Client, Communicator)> {
         let client = Client::connect(&self.socket).context("cannot connect")?;
-        let comm =
-            client.communicator(self.unique_id, self.rank, self.nranks).root_address(&*self.root_address).join()?;
+        let comm = client
+            .communicator(self.unique_id, self.rank, self.nranks)
+            .root_address_or_empty(&self.root_address)
+            .join()?;
         Ok((client, comm))
     }
 }

@@ -168,7 +168,7 @@ impl Planning {
                         orders += 1;
                         self.obey(*order)?;
                     }
-                    Output::Tell { .. } => {}
+                    Output::Tell { .. } | Output::Superseded { .. } => {}
                     Output::Answer { answer, .. } => answered = Some(*answer.map_err(anyhow::Error::msg)?),
                 }
             }

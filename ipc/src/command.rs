@@ -109,6 +109,18 @@ pub struct Command {
     pub user_tag: u64,
 }
 
+/// The bytes of a command, as they lie in a ring.
+#[must_use]
+pub fn bytes_of(command: &Command) -> &[u8] {
+    bytemuck::bytes_of(command)
+}
+
+/// The command that bytes are; `None` where they are another number of bytes.
+#[must_use]
+pub fn from_bytes(bytes: &[u8]) -> Option<Command> {
+    bytemuck::try_pod_read_unaligned(bytes).ok()
+}
+
 /// Longest text of a [`Completion`], in bytes of UTF-8.
 pub const COMPLETION_TEXT_BYTES: usize = 400;
 

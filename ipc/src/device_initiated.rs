@@ -8,7 +8,7 @@
 //! ```text
 //! head: abort, held, strategies published, captured | strategies | rank 0: launched, announced, graphs | rank 1 ...
 //!     | rank 0: sends and receives | rank 1 ... | words of large operations (`large.rs`) | rank 0: tags | rank 1 ...
-//!     | rank 0: when it called long collectives | rank 1 ...
+//!     | rank 0: when it called long collectives | rank 1 ... | signals
 //! ```
 //!
 //! *Abort* is read by kernels that wait. A strategy holds from a number on, under an epoch; how ranks come to agree on that number is told in
@@ -21,6 +21,7 @@
 mod calls;
 mod cut;
 mod p2p;
+mod signals;
 mod tags;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -31,6 +32,7 @@ pub use self::calls::LONG_BYTES;
 pub use self::cut::{Cut, CutError, PublishedStrategy, Publisher, STRATEGY_WORDS};
 use self::cut::{Head, StrategyTable};
 pub use self::p2p::{P2pFault, P2pLaunched};
+pub use self::signals::{SIGNAL_CONTEXTS, SIGNALS_OF_A_CONTEXT, Signal};
 use crate::large::{LARGE_WORDS_BYTES, LargeLayout, RankEvents, SlotKind};
 use crate::shm::{Mapping, ShmError};
 
@@ -141,7 +143,7 @@ impl DeviceInitiatedShare {
 
 const STRATEGY_TABLE_BYTES: u64 = size_of::<StrategyTable>() as u64;
 /// Size of a page: whole pages of the system's, since GPUs map it.
-pub const CONTROL_PAGE_BYTES: u64 = (ControlPage::CALLS_OFFSET + calls::CALLS_BYTES).next_multiple_of(4096);
+pub const CONTROL_PAGE_BYTES: u64 = (ControlPage::SIGNALS_OFFSET + signals::SIGNALS_BYTES).next_multiple_of(4096);
 
 /// A mapped page.
 #[derive(Debug)]
@@ -188,6 +190,9 @@ impl ControlPage {
     /// Offset of the times of calls.
     const CALLS_OFFSET: u64 = (Self::TAGS_OFFSET + tags::TAGS_BYTES).next_multiple_of(128);
 
+    /// Where signals begin.
+    const SIGNALS_OFFSET: u64 = (Self::CALLS_OFFSET + calls::CALLS_BYTES).next_multiple_of(128);
+
     /// Where kernels find the word that stops them.
     pub const ABORT_OFFSET: u64 =
         (std::mem::offset_of!(StrategyTable, head) + std::mem::offset_of!(Head, abort)) as u64;
@@ -205,9 +210,10 @@ impl ControlPage {
         self.at(0)
     }
 
-    /// Ends kernels that wait, and lets none begin. For good.
+    /// Ends kernels that wait, and waits for signals, and lets none begin. For good.
     pub fn abort(&self) {
         self.strategies().abort();
+        self.release_signals();
     }
 
     /// Whether it was aborted.

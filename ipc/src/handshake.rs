@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::socket::sockopt::{PeerCredentials as PeerCredentialsOption, SendTimeout};
+use nix::sys::socket::sockopt::{AcceptConn, PeerCredentials as PeerCredentialsOption, SendTimeout};
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt, listen, setsockopt, socket,
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockname, getsockopt, listen, setsockopt,
+    socket,
 };
 use nix::sys::time::TimeVal;
 
@@ -22,10 +23,14 @@ use crate::protocol::{MAGIC, VERSION};
 pub use crate::socket::{Socket, SocketError, decode, has_ended, process};
 
 /// Connections that may wait to be accepted.
-const BACKLOG: i32 = 256;
+pub const BACKLOG: i32 = 256;
 
 /// How long a service may take to accept a connection and say hello: it does both between two polls.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a client is told whose connection has ended without a reason.
+pub const HUNG_UP: &str =
+    "it has ended, or has hung up without a reason; its log says why (journalctl -u mccs-service)";
 
 /// Why no connection could be made.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +55,9 @@ pub enum HandshakeError {
     /// Somebody listens, and does nothing else.
     #[error("the mccs-service on {0} has not answered for {secs} s: it is stopped or overloaded", secs = HELLO_WITHIN.as_secs())]
     Silent(PathBuf),
+    /// Somebody listened, and has ended before they have said who they are.
+    #[error("the mccs-service on {0} has not answered: {HUNG_UP}. Try again")]
+    HungUp(PathBuf),
     /// Both sides were built from different versions.
     #[error(
         "the other side speaks version {theirs} of the session protocol, this side {ours}: install the same version of mccs on both"
@@ -66,6 +74,18 @@ pub enum HandshakeError {
     Socket(#[from] SocketError),
 }
 
+impl HandshakeError {
+    /// What the kernel has said, if it is that.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::NobodyThere { errno, .. } | Self::NotAllowed { errno, .. } | Self::Os { errno, .. } => Some(*errno),
+            Self::Socket(error) => error.errno(),
+            _ => None,
+        }
+    }
+}
+
 /// Who is at the other end, as the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerCredentials {
@@ -77,6 +97,17 @@ pub struct PeerCredentials {
     pub gid: u32,
 }
 
+impl PeerCredentials {
+    /// Who has connected.
+    ///
+    /// # Errors
+    /// The kernel's refusal: it is no connected Unix socket.
+    pub fn of(socket: &impl AsFd) -> Result<Self, SocketError> {
+        let credentials = getsockopt(socket, PeerCredentialsOption).map_err(SocketError::Os)?;
+        Ok(PeerCredentials { pid: credentials.pid(), uid: credentials.uid(), gid: credentials.gid() })
+    }
+}
+
 /// A listening socket; non-blocking. Its path is removed on drop.
 #[derive(Debug)]
 pub struct Listener {
@@ -84,7 +115,15 @@ pub struct Listener {
     path: PathBuf,
     inode: u64,
     /// Held while this service lives, so that two that start at once cannot both find the path free.
-    _lock: Flock<fs::File>,
+    lock: Lock,
+}
+
+/// The lock beside a socket.
+#[derive(Debug)]
+enum Lock {
+    Own(Flock<fs::File>),
+    /// Of the service before this one: it is held as long as any copy of the descriptor.
+    Received(OwnedFd),
 }
 
 impl Listener {
@@ -111,7 +150,31 @@ impl Listener {
         let backlog = Backlog::new(BACKLOG).map_err(os("listen on"))?;
         listen(&fd, backlog).map_err(os("listen on"))?;
         let inode = fs::symlink_metadata(path).map_err(io("look at"))?.ino();
-        Ok(Listener { fd, path: path.to_owned(), inode, _lock: lock })
+        Ok(Listener { fd, path: path.to_owned(), inode, lock: Lock::Own(lock) })
+    }
+
+    /// Goes on with what another service has listened on `path` with: the descriptors of [`Listener::descriptors`].
+    ///
+    /// # Errors
+    /// The descriptor is no socket that listens there.
+    pub fn receive(path: &Path, [fd, lock]: [OwnedFd; 2]) -> Result<Self, HandshakeError> {
+        let os = |what| move |errno| HandshakeError::Os { what, path: path.to_owned(), errno };
+        let address: UnixAddr = getsockname(fd.as_raw_fd()).map_err(os("look at the socket of"))?;
+        if address.path() != Some(path) || !getsockopt(&fd, AcceptConn).map_err(os("look at the socket of"))? {
+            return Err(os("listen with a descriptor that was received for")(Errno::EINVAL));
+        }
+        let inode = fs::symlink_metadata(path).map_or(0, |metadata| metadata.ino());
+        Ok(Listener { fd, path: path.to_owned(), inode, lock: Lock::Received(lock) })
+    }
+
+    /// What another service can go on with: the socket, and the lock beside it.
+    #[must_use]
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        let lock = match &self.lock {
+            Lock::Own(lock) => lock.as_fd(),
+            Lock::Received(lock) => lock.as_fd(),
+        };
+        [self.fd.as_fd(), lock]
     }
 
     /// Whether the path still leads here: nobody can connect otherwise.
@@ -138,8 +201,7 @@ impl Listener {
             Err(Errno::EAGAIN | Errno::ECONNABORTED | Errno::EINTR) => return Ok(None),
             Err(errno) => return Err(SocketError::Os(errno)),
         };
-        let credentials = getsockopt(&fd, PeerCredentialsOption).map_err(SocketError::Os)?;
-        let peer = PeerCredentials { pid: credentials.pid(), uid: credentials.uid(), gid: credentials.gid() };
+        let peer = PeerCredentials::of(&fd)?;
         Ok(Some((Socket::from_fd(fd), peer)))
     }
 }
@@ -152,8 +214,10 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Somebody may have put another file there; it is not ours then.
-        if self.is_in_place() {
+        // Somebody may have put another file there; it is not ours then. Nor is one that was received while the service that listened before is
+        // in charge.
+        let is_lent = matches!(self.lock, Lock::Received(_)) && crate::loan::is_on();
+        if !is_lent && self.is_in_place() {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -243,6 +307,7 @@ pub fn connect(path: &Path) -> Result<Socket, HandshakeError> {
     let hello = match socket.recv_hello() {
         Ok(Some(hello)) if hello.magic == MAGIC => hello,
         Ok(_) | Err(SocketError::Malformed(_)) => return Err(not_mccs()),
+        Err(SocketError::Closed) => return Err(HandshakeError::HungUp(path.to_owned())),
         Err(error) => return Err(error.into()),
     };
     if hello.version != VERSION {
@@ -391,7 +456,8 @@ mod tests {
         let error = told("noise", |socket| socket.send_bytes(b"220 ready", &[]).expect("send"));
         assert!(matches!(error, Err(HandshakeError::NotMccs(_))));
         let error = told("gone", |_| {});
-        assert!(matches!(error, Err(HandshakeError::Socket(SocketError::Closed))));
+        let error = error.expect_err("it has gone").to_string();
+        assert!(error.contains("gone/s.sock") && error.contains("its log says why"), "{error}");
     }
 
     #[test]

@@ -177,7 +177,7 @@ pub fn stage(operation: u64, piece: u64) -> u64 {
 }
 
 /// Whether a word has come to a value, as streams see it: by their difference.
-fn has_come(word: u64, value: u64) -> bool {
+pub(crate) fn has_come(word: u64, value: u64) -> bool {
     word.wrapping_sub(value).cast_signed() >= 0
 }
 
@@ -280,6 +280,15 @@ pub struct Shards {
     is_whole: bool,
 }
 
+/// A part of a large operation's whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardPiece {
+    /// Its first byte.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
 impl Shards {
     /// The shards of a collective whose ranks pass a `count` of so many bytes: in the communicator's own slots where these take no more pieces.
     #[must_use]
@@ -335,21 +344,21 @@ impl Shards {
         (0..self.nranks).filter(move |rank| is_whole || *rank != owner)
     }
 
-    /// A piece of `owner`'s shard in the whole, as offset and length.
+    /// A piece of `owner`'s shard in the whole.
     #[must_use]
-    pub fn piece(&self, owner: u32, piece: u64) -> (u64, u64) {
+    pub fn piece(&self, owner: u32, piece: u64) -> ShardPiece {
         let shard = if self.is_whole { 0 } else { u64::from(owner) * self.shard_bytes };
         let shard_end = (shard + self.shard_bytes).min(self.total_bytes);
         let begin = (shard + piece * self.piece_bytes).min(shard_end);
-        (begin, (begin + self.piece_bytes).min(shard_end) - begin)
+        ShardPiece { offset: begin, bytes: (begin + self.piece_bytes).min(shard_end) - begin }
     }
 
     /// Where a piece of `owner`'s shard belongs in what that rank receives.
     #[must_use]
     pub fn result_offset(&self, owner: u32, piece: u64) -> u64 {
-        let (offset, _) = self.piece(owner, piece);
+        let offset = self.piece(owner, piece).offset;
         // The result of a reduce-scatter has the shard's place for itself.
-        if self.kind == CollectiveKind::ReduceScatter { offset - self.piece(owner, 0).0 } else { offset }
+        if self.kind == CollectiveKind::ReduceScatter { offset - self.piece(owner, 0).offset } else { offset }
     }
 
     /// Where the rank's kernels count blocks, in its block.
@@ -393,7 +402,7 @@ mod tests {
                     let mut at = 0;
                     for owner in 0..nranks {
                         for piece in 0..shards.pieces() {
-                            let (begin, len) = shards.piece(owner, piece);
+                            let ShardPiece { offset: begin, bytes: len } = shards.piece(owner, piece);
                             let expected = if shards.is_whole() { 0 } else { at };
                             assert!(len == 0 || begin == expected, "{nranks} ranks, {bytes} bytes: {begin} after {at}");
                             at += len;

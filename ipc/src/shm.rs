@@ -39,6 +39,17 @@ pub enum ShmError {
     Os { what: &'static str, errno: Errno },
 }
 
+impl ShmError {
+    /// What the kernel has said, if it is that.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Os { errno, .. } => Some(*errno),
+            _ => None,
+        }
+    }
+}
+
 fn os(what: &'static str) -> impl FnOnce(Errno) -> ShmError {
     move |errno| ShmError::Os { what, errno }
 }
@@ -78,22 +89,33 @@ impl Mapping {
     pub fn map(fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, ShmError> {
         let len_bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0 && *bytes <= isize::MAX as usize / 2);
         let len_bytes = len_bytes.ok_or(ShmError::BadLength(bytes))?;
-        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map_err(|_| ShmError::NotMemfd)?;
         let filesystem = nix::sys::statfs::fstatfs(fd).map_err(os("look at the memfd"))?;
         if filesystem.filesystem_type() != nix::sys::statfs::TMPFS_MAGIC {
             return Err(ShmError::NotMemfd);
         }
-        if seals & libc::F_SEAL_SHRINK == 0 {
-            return Err(ShmError::NotSealed);
-        }
-        if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
-            return Err(ShmError::ReadOnly);
-        }
+        check_seals(fd)?;
         let actual = fstat(fd).map_err(os("look at the memfd"))?.st_size as u64;
         if actual < bytes {
             return Err(ShmError::TooShort { actual, wanted: bytes });
         }
         Self::map_checked(fd, len_bytes)
+    }
+
+    /// The same of a memfd that others have: they can seal it no further from then on, so that whoever has its descriptor can map it again.
+    ///
+    /// # Errors
+    /// As [`Mapping::map`].
+    pub fn map_of_others(fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, ShmError> {
+        // First, so that what is refused can still be sealed as it has to be.
+        let mapping = Self::map(fd, bytes)?;
+        match fcntl(fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SEAL)) {
+            // Whoever made it has sealed that already.
+            Ok(_) | Err(Errno::EPERM) => {}
+            Err(errno) => return Err(os("seal a memfd")(errno)),
+        }
+        // They may have sealed it meanwhile.
+        check_seals(fd)?;
+        Ok(mapping)
     }
 
     fn map_checked(fd: BorrowedFd<'_>, len_bytes: usize) -> Result<Self, ShmError> {
@@ -142,6 +164,9 @@ impl Mapping {
     /// Gives all pages back, also while others have the memory mapped or hold its descriptor: to them it is zero from now on.
     /// What they write afterwards is charged to them, not to this process.
     pub fn give_back(&self) {
+        if crate::loan::is_on() {
+            return;
+        }
         // SAFETY: the range is this mapping, of shared memory, which is only accessed through raw pointers. A failure leaves the
         // pages to whoever else has them.
         unsafe { libc::madvise(self.start.cast(), self.len_bytes, libc::MADV_REMOVE) };
@@ -183,6 +208,16 @@ impl Drop for Mapping {
     }
 }
 
+/// Whether a memfd cannot shrink, and can be mapped and written.
+fn check_seals(fd: BorrowedFd<'_>) -> Result<(), ShmError> {
+    let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map_err(|_| ShmError::NotMemfd)?;
+    if seals & libc::F_SEAL_SHRINK == 0 {
+        return Err(ShmError::NotSealed);
+    }
+    let is_read_only = seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0;
+    if is_read_only { Err(ShmError::ReadOnly) } else { Ok(()) }
+}
+
 /// Whether every page of the first `bytes` of a memfd is there: then who maps it makes none, and is charged for none.
 ///
 /// # Errors
@@ -200,6 +235,15 @@ pub fn is_whole(fd: BorrowedFd<'_>, bytes: u64) -> Result<bool, ShmError> {
 pub fn make_whole(fd: &OwnedFd, bytes: u64) -> Result<(), ShmError> {
     let length = libc::off_t::try_from(bytes).map_err(|_| ShmError::BadLength(bytes))?;
     nix::fcntl::fallocate(fd, nix::fcntl::FallocateFlags::empty(), 0, length).map_err(os("fill a memfd"))
+}
+
+/// Gives all pages of a memfd back, whoever has it mapped. Where that fails they stay with those who have.
+pub fn give_back(fd: &OwnedFd) {
+    use nix::fcntl::FallocateFlags;
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    if let Ok(metadata) = fstat(fd) {
+        let _ = nix::fcntl::fallocate(fd, flags, 0, metadata.st_size);
+    }
 }
 
 /// Seals a memfd against any change of size and of seals.
@@ -261,6 +305,31 @@ mod tests {
         assert!(is_whole(fd.as_fd(), BYTES).expect("looks"));
         // SAFETY: as above.
         assert_eq!(unsafe { own.as_ptr().read() }, 1, "what was there stays");
+    }
+
+    #[test]
+    fn what_others_have_can_be_mapped_again_whatever_they_do() {
+        let add = |fd: &OwnedFd, seals| fcntl(fd, FcntlArg::F_ADD_SEALS(seals));
+        let future = SealFlag::from_bits_retain(libc::F_SEAL_FUTURE_WRITE);
+        let make = || memfd_create("test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).expect("memfd");
+        for sealed in [SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL] {
+            let fd = make();
+            nix::unistd::ftruncate(&fd, 4096).expect("size");
+            assert!(matches!(Mapping::map_of_others(fd.as_fd(), 4096), Err(ShmError::NotSealed)));
+            add(&fd, sealed).expect("what was refused may be sealed as it has to be");
+            let mapping = Mapping::map_of_others(fd.as_fd(), 4096).expect("maps");
+            assert_eq!(add(&fd, future), Err(Errno::EPERM));
+            Mapping::map(fd.as_fd(), 4096).expect("maps again");
+            // SAFETY: inside the mapping, which nobody else uses.
+            unsafe { mapping.as_ptr().write(7) };
+            give_back(&fd);
+            // SAFETY: as above.
+            assert_eq!(unsafe { mapping.as_ptr().read() }, 0);
+        }
+        let fd = make();
+        nix::unistd::ftruncate(&fd, 4096).expect("size");
+        add(&fd, SealFlag::F_SEAL_SHRINK | future).expect("sealed");
+        assert!(matches!(Mapping::map_of_others(fd.as_fd(), 4096), Err(ShmError::ReadOnly)));
     }
 
     #[test]

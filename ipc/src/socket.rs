@@ -40,6 +40,17 @@ pub enum SocketError {
     Os(Errno),
 }
 
+impl SocketError {
+    /// What the kernel has said, if it is that.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Os(errno) => Some(*errno),
+            _ => None,
+        }
+    }
+}
+
 /// A connected session socket.
 #[derive(Debug)]
 pub struct Socket {

@@ -24,7 +24,7 @@ pub mod atomic {
     pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
 
-use atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use atomic::{AtomicU64, Ordering, fence};
 
 /// Wakes a process that sleeps in `epoll_wait`: an eventfd, of which nobody reads. It is to be watched edge-triggered, where each ring is
 /// an event of its own.
@@ -124,8 +124,38 @@ impl Parking {
 #[repr(C, align(64))]
 pub struct StreamWord {
     done: AtomicU64,
-    waiters: AtomicU32,
+    waiters: AtomicU64,
     parking: Parking,
+}
+
+/// Waiters of a word: their number in the low half. Of a lone one the high half has the low half of the ticket that it awaits, so that it is not
+/// woken for each before; 0 stands for any raise.
+#[derive(Clone, Copy)]
+struct Waiters(u64);
+
+impl Waiters {
+    fn number(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// One more, who awaits a ticket, or any raise.
+    fn joined_by(self, awaited: Option<u64>) -> Self {
+        let awaited = awaited.filter(|_| self.number() == 0).map_or(0, |ticket| u64::from(ticket as u32) << 32);
+        Waiters(awaited | u64::from(self.number().wrapping_add(1)))
+    }
+
+    /// One less. Who is left may await anything.
+    fn left_by_one(self) -> Self {
+        Waiters(self.number().saturating_sub(1).into())
+    }
+
+    /// Whether one is to be woken where a word is raised: at a ticket that it awaits. Halves tell those within 2^31 of each other apart, so that a
+    /// leap wakes everybody: the end of a FIFO or channel is one.
+    fn is_woken_by(self, before: u64, done: u64) -> bool {
+        let awaited = (self.0 >> 32) as u32;
+        let is_reached = (done as u32).wrapping_sub(awaited) as i32 >= 0;
+        self.number() != 0 && (awaited == 0 || is_reached || done.wrapping_sub(before) >= 1 << 31)
+    }
 }
 
 #[cfg(not(loom))]
@@ -145,7 +175,7 @@ impl StreamWord {
     /// A word outside any segment, for tests.
     #[must_use]
     pub fn new() -> Self {
-        StreamWord { done: AtomicU64::new(0), waiters: AtomicU32::new(0), parking: Parking::new() }
+        StreamWord { done: AtomicU64::new(0), waiters: AtomicU64::new(0), parking: Parking::new() }
     }
 
     /// The last ticket that has ended.
@@ -158,27 +188,33 @@ impl StreamWord {
     /// A plain store: one thread at a time publishes a stream's word, and sets it back to 0 only for a new stream. What
     /// the tenant wrote there meanwhile is not looked at.
     pub fn publish(&self, done: u64) {
+        let before = self.done.load(Ordering::Relaxed);
         self.done.store(done, Ordering::Release);
         // Pairs with the fence in `wait`: either this load sees the waiter, or the waiter sees the new value.
         fence(Ordering::SeqCst);
-        if self.waiters.load(Ordering::Relaxed) != 0 {
+        if Waiters(self.waiters.load(Ordering::Relaxed)).is_woken_by(before, done) {
             self.parking.wake_all(&self.done);
         }
     }
 
+    fn update_waiters(&self, update: impl Fn(Waiters) -> Waiters) {
+        // Relaxed: it never fails.
+        let _ = self.waiters.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |seen| Some(update(Waiters(seen)).0));
+    }
+
     /// Says that somebody waits who looks by himself, until [`StreamWord::end_wait`]. Each raise is a system call meanwhile.
     pub fn begin_wait(&self) {
-        self.waiters.fetch_add(1, Ordering::Relaxed);
+        self.update_waiters(|waiters| waiters.joined_by(None));
     }
 
     /// Takes back what [`StreamWord::begin_wait`] has said.
     pub fn end_wait(&self) {
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        self.update_waiters(Waiters::left_by_one);
     }
 
     /// Whether somebody sleeps until the word changes, or says that he waits, as far as the other side says.
     pub fn has_waiters(&self) -> bool {
-        self.waiters.load(Ordering::Relaxed) != 0
+        Waiters(self.waiters.load(Ordering::Relaxed)).number() != 0
     }
 
     /// Waits until the word has reached `target`: `spin` on the processor, less where others want it, then asleep, `timeout` in all. Returns
@@ -199,7 +235,7 @@ impl StreamWord {
                 }
             }
         }
-        self.waiters.fetch_add(1, Ordering::SeqCst);
+        self.update_waiters(|waiters| waiters.joined_by(Some(target)));
         let mut left = timeout.saturating_sub(spin);
         let reached = loop {
             fence(Ordering::SeqCst);
@@ -215,7 +251,7 @@ impl StreamWord {
                 left = timeout.saturating_sub(start.elapsed());
             }
         };
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        self.update_waiters(Waiters::left_by_one);
         reached
     }
 }
@@ -247,6 +283,27 @@ mod tests {
         assert!(waiter.join().expect("waiter"));
         assert!(word.wait(2, Duration::ZERO, Duration::ZERO));
         assert!(!word.wait(3, Duration::from_micros(1), Duration::from_millis(1)));
+    }
+
+    #[test]
+    fn a_lone_waiter_is_woken_at_its_ticket_and_several_at_each() {
+        let nobody = Waiters(0);
+        assert!(!nobody.is_woken_by(6, 7));
+        let lone = nobody.joined_by(Some(7));
+        assert_eq!([6, 7, 8].map(|done| lone.is_woken_by(5, done)), [false, true, true]);
+        assert!(lone.is_woken_by(5, 1 << 63 | 5) && lone.is_woken_by(5, 0), "the end, and a word that begins anew");
+        let two = lone.joined_by(Some(9));
+        assert!(two.is_woken_by(0, 1) && two.number() == 2);
+        let left = two.left_by_one();
+        assert!(left.is_woken_by(0, 1) && left.number() == 1, "nobody knows which of the two is left");
+        assert!(!left.left_by_one().is_woken_by(0, u64::MAX));
+        // Halves that wrap, and the one that stands for any.
+        let late = nobody.joined_by(Some((1 << 32) + 1));
+        let last = u64::from(u32::MAX);
+        assert!(!late.is_woken_by(last - 1, last) && late.is_woken_by(last, last + 3));
+        assert!(nobody.joined_by(Some(1 << 32)).is_woken_by(0, 1));
+        // What a tenant wrote there.
+        assert_eq!(Waiters(u64::MAX).joined_by(None).number(), 0);
     }
 
     #[test]
@@ -303,6 +360,20 @@ mod loom_tests {
                 loom::thread::spawn(move || word.publish(1))
             };
             assert!(word.wait(1, Duration::ZERO, Duration::from_secs(600)));
+            publisher.join().expect("publisher");
+        });
+    }
+
+    /// Nor where others are made for tickets before the one that is awaited.
+    #[test]
+    fn loom_a_lone_waiter_is_woken_at_its_ticket() {
+        loom::model(|| {
+            let word = Arc::new(StreamWord::new());
+            let publisher = {
+                let word = Arc::clone(&word);
+                loom::thread::spawn(move || (1..=2).for_each(|done| word.publish(done)))
+            };
+            assert!(word.wait(2, Duration::ZERO, Duration::from_secs(600)));
             publisher.join().expect("publisher");
         });
     }

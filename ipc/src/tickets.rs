@@ -27,6 +27,12 @@ impl Tickets {
         Tickets { ended: AtomicU64::new(0), told: AtomicU64::new(0) }
     }
 
+    /// Of a stream that another process has served so far: all up to `ticket` have ended, and been told.
+    #[must_use]
+    pub fn resume(ticket: u64) -> Self {
+        Tickets { ended: AtomicU64::new(ticket), told: AtomicU64::new(ticket) }
+    }
+
     /// All up to `ticket` have ended: raises the stream's word, then calls `behind` for what tells the tenant besides.
     pub fn end(&self, word: Option<&StreamWord>, ticket: u64, behind: impl FnOnce()) {
         self.ended.store(ticket, Ordering::Release);

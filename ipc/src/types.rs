@@ -110,6 +110,15 @@ wire_enum! {
     }
 }
 
+/// Where a buffer lies, by any count that both of a call's share: addresses, or offsets in one region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferRange {
+    /// Its first byte.
+    pub start: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
 impl CollectiveKind {
     /// Whether the operation combines elements with a [`RedOp`].
     #[must_use]
@@ -126,11 +135,12 @@ impl CollectiveKind {
         )
     }
 
-    /// Whether a rank's buffers, as (first byte, bytes), are apart, or in place by the collective's rule: anything between
+    /// Whether a rank's buffers are apart, or in place by the collective's rule: anything between
     /// would be read half overwritten.
     #[must_use]
-    pub fn accepts_buffers(self, rank: u32, root: u32, send: (u64, u64), recv: (u64, u64)) -> bool {
-        let ((send_start, send_bytes), (recv_start, recv_bytes)) = (send, recv);
+    pub fn accepts_buffers(self, rank: u32, root: u32, send: BufferRange, recv: BufferRange) -> bool {
+        let BufferRange { start: send_start, bytes: send_bytes } = send;
+        let BufferRange { start: recv_start, bytes: recv_bytes } = recv;
         let apart = send_bytes == 0
             || recv_bytes == 0
             || send_start.saturating_add(send_bytes) <= recv_start
@@ -152,8 +162,8 @@ impl CollectiveKind {
     /// The same of buffers in GPUs' memory, where an all-to-all may have one address, since NCCL's tests measure that: what comes is not
     /// defined then, and nothing else is touched.
     #[must_use]
-    pub fn accepts_gpu_buffers(self, rank: u32, root: u32, send: (u64, u64), recv: (u64, u64)) -> bool {
-        self == CollectiveKind::AllToAll && send.0 == recv.0 || self.accepts_buffers(rank, root, send, recv)
+    pub fn accepts_gpu_buffers(self, rank: u32, root: u32, send: BufferRange, recv: BufferRange) -> bool {
+        self == CollectiveKind::AllToAll && send.start == recv.start || self.accepts_buffers(rank, root, send, recv)
     }
 
     /// Elements of payload, as nccl-tests counts it.

@@ -59,9 +59,9 @@ extern "C" __global__ void mccs_puts_exchange(const PutsArgs args) {
             const u64 offset = place * sizeof(u64);
             // In turn: with a flush at once, and with one later.
             if (round & 1) {
-                wrong += !channel.put_with_signal_and_flush(offset, 0, args.bytes);
+                wrong += !channel.put_with_signal_and_flush(0, offset, args.bytes);
             } else {
-                wrong += !channel.put(offset, 0, args.bytes) || !channel.signal() || !channel.flush();
+                wrong += !channel.put(0, offset, args.bytes) || !channel.signal() || !channel.flush();
             }
             wrong += !channel.wait();
         }

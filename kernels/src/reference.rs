@@ -189,16 +189,16 @@ fn divide(value: Value, divisor: u32) -> Value {
 #[must_use]
 #[inline(always)]
 pub fn reduce_element(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u64], index: usize) -> Value {
-    let mut sum = contribution(dtype, op, inputs, scalars, (0, index));
+    let mut sum = contribution(dtype, op, inputs, scalars, 0, index);
     for rank in 1..inputs.len() {
-        sum = wrap(dtype, combine(op, sum, contribution(dtype, op, inputs, scalars, (rank, index))));
+        sum = wrap(dtype, combine(op, sum, contribution(dtype, op, inputs, scalars, rank, index)));
     }
     if op == RedOp::Avg { divide(sum, inputs.len() as u32) } else { sum }
 }
 
 /// What a rank's element of an index adds.
 #[inline(always)]
-fn contribution(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u64], (rank, index): (usize, usize)) -> Value {
+fn contribution(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u64], rank: usize, index: usize) -> Value {
     let value = read(dtype, inputs[rank], index);
     if op == RedOp::PreMulSum {
         wrap(dtype, combine(RedOp::Prod, value, scalar_value(dtype, scalars[rank])))

@@ -28,11 +28,13 @@ mod spec;
 mod summary;
 mod wire;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use mccs_config::JobFile;
 use mccs_config::job::Host;
 
@@ -78,6 +80,11 @@ enum Command {
         /// The job file.
         file: PathBuf,
     },
+    /// Print completions for a shell.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
     /// Internal: starts processes on a host for the launcher that its standard input and output lead to.
     #[command(hide = true)]
     Agent,
@@ -94,6 +101,7 @@ fn main() -> ExitCode {
         Command::Run { file, dry_run: true, json, .. } | Command::Plan { file, json } => show(&file, json).map(|()| 0),
         Command::Run { file, json, no_build, .. } => start(&file, json, no_build),
         Command::Check { file } => check(&file).map(|()| 0),
+        Command::Completions { shell } => completions(shell).map(|()| 0),
         Command::Agent => agent::serve(),
         Command::Guard { runtime_dir } => guard::watch(&runtime_dir).map(|()| 0),
     };
@@ -104,6 +112,12 @@ fn main() -> ExitCode {
             ExitCode::from(EXIT_REFUSED)
         }
     }
+}
+
+fn completions(shell: Shell) -> Result<()> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "mccs-launch", &mut text);
+    Ok(std::io::stdout().write_all(&text)?)
 }
 
 fn check(path: &Path) -> Result<()> {

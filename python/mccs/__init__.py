@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
+from operator import index as _index  # Not the module: `mccs.operator` takes its name.
 from typing import TYPE_CHECKING, Any
 
 from mccs import service
@@ -88,20 +89,35 @@ def init(
     ``MCCS_NRANKS``, ``MCCS_UNIQUE_ID`` and ``MCCS_ROOT_ADDRESS``. One rank alone needs no id.
     """
     environ = os.environ
-    rank = int(environ.get("MCCS_RANK", 0)) if rank is None else rank
-    nranks = int(environ.get("MCCS_NRANKS", 1)) if nranks is None else nranks
+    rank = _number("MCCS_RANK", 0) if rank is None else rank
+    nranks = _number("MCCS_NRANKS", 1) if nranks is None else nranks
     unique_id = unique_id or environ.get("MCCS_UNIQUE_ID")
     if unique_id is None:
         if nranks != 1:
-            raise InvalidArgument(
-                f"rank {rank} of {nranks}, join: a communicator of several ranks has an id: make one with "
-                "mccs.unique_id(), and give it to all ranks, or set MCCS_UNIQUE_ID"
+            raise _wrong(
+                "join",
+                f"rank {rank} of {nranks}: a communicator of several ranks has an id: make one with "
+                "mccs.unique_id(), and give it to all ranks, or set MCCS_UNIQUE_ID",
             )
         unique_id = globals()["unique_id"]()
     root_address = root_address or environ.get("MCCS_ROOT_ADDRESS") or None
     return Communicator(
         session(), unique_id, rank, nranks, root_address=root_address, name=name, timeout=timeout
     )
+
+
+def _wrong(call: str, message: str) -> InvalidArgument:
+    error = InvalidArgument(f"{call}: {message}")
+    error.call = call
+    return error
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "").strip()
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise _wrong("join", f"{variable} is {text!r}, and has to be a number") from None
 
 
 def wait_all(operations: Iterable[Operation], timeout: float | None = None) -> None:
@@ -118,15 +134,20 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = "float32", *, session
     """A NumPy array in memory that the service maps too: collectives on it copy nothing."""
     import numpy
 
-    kind = numpy.dtype(dtype)
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    try:
+        kind = numpy.dtype(dtype)
+        shape = (_index(shape),) if not isinstance(shape, Iterable) else tuple(map(_index, shape))
+    except TypeError as error:
+        raise _wrong("empty", str(error)) from None
+    if any(length < 0 for length in shape) or kind.hasobject:
+        raise _wrong("empty", f"there is no array of shape {shape} and type {kind} in memory of the service's")
     memory = (session or globals()["session"]()).allocate(math.prod(shape) * kind.itemsize)
     return numpy.asarray(memory).view(kind).reshape(shape)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "torch":
+    if name in ("jax", "torch"):
         import importlib
 
-        return importlib.import_module("mccs.torch")
+        return importlib.import_module(f"mccs.{name}")
     raise AttributeError(f"module 'mccs' has no attribute {name!r}")

@@ -40,13 +40,22 @@ def find() -> Path | None:
 
 
 def start() -> Path:
-    """The socket of the service that this user's processes share; starts it where there is none."""
-    base = _own_folder()
-    with _locked(base / "lock"):
-        current = base / "current"
-        if (socket := _join(current)) is None:
-            socket = _launch(base, current)
-    return socket
+    """The socket of the service that this user's processes share; starts it where there is none.
+
+    Raises :class:`mccs.System` where that fails.
+    """
+    try:
+        base = _own_folder()
+        with _locked(base / "lock"):
+            current = base / "current"
+            if (socket := _join(current)) is None:
+                socket = _launch(base, current)
+        return socket
+    except OSError as error:
+        raise System(
+            f"cannot start a service for this user: {error}. MCCS_SOCKET names the socket of a service that runs, "
+            "MCCS_SERVICE a service's program, and XDG_RUNTIME_DIR a folder of this user's"
+        ) from error
 
 
 def _user_folder(name: str) -> Path:

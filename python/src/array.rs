@@ -144,7 +144,8 @@ struct DlTensor {
     byte_offset: u64,
 }
 
-const CPU: i32 = 1;
+/// `kDLCPU`, and `kDLCUDAHost`: memory of the host's that is pinned.
+const HOST: [i32; 2] = [1, 3];
 
 /// What a `DLManagedTensorVersioned` begins with.
 #[repr(C)]
@@ -176,7 +177,7 @@ fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 fn by_dlpack(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
     let py = array.py();
     let (device, _): (i32, i32) = array.call_method0(pyo3::intern!(py, "__dlpack_device__"))?.extract()?;
-    if device != CPU {
+    if !HOST.contains(&device) {
         return Err(PyTypeError::new_err("the array is in a device's memory; this takes arrays in the host's memory"));
     }
     // Not consumed: the capsule, which is kept, frees what it holds.

@@ -8,6 +8,8 @@ use mccs::{CollectiveKind, DataType, ErrorClass, RedOp, ReduceOperator, Scalar};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::agreement;
+use crate::argument::Argument;
 use crate::array::{self, Array};
 use crate::errors::{self, Caller};
 use crate::lane::{Lane, Waited};
@@ -38,16 +40,41 @@ pub(crate) struct PyOperation {
 }
 
 /// A time-out of Python's; none for an infinite one.
-fn duration(seconds: Option<f64>) -> PyResult<Option<Duration>> {
-    let convert = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0));
+fn duration(seconds: Option<f64>) -> Result<Option<Duration>, String> {
+    // What is no number stays none.
+    let convert = |seconds: f64| Duration::try_from_secs_f64(if seconds < 0.0 { 0.0 } else { seconds });
     let finite = seconds.filter(|seconds| *seconds != f64::INFINITY).map(convert).transpose();
-    finite.map_err(|error| errors::new(ErrorClass::InvalidArgument, format!("timeout: {error}")))
+    finite.map_err(|error| format!("timeout: {error}"))
 }
 
 impl PyCommunicator {
-    fn operator(&self, py: Python<'_>, call: &str, name: &str, factor: Option<f64>) -> PyResult<ReduceOperator> {
+    pub(crate) fn lane(&self) -> PyResult<&Arc<Lane>> {
+        self.lane.get()
+    }
+
+    /// Rank, and number of ranks.
+    pub(crate) fn place(&self) -> (u32, u32) {
+        (self.caller.rank, self.caller.nranks)
+    }
+
+    /// The rank of an argument.
+    fn peer(&self, py: Python<'_>, call: &str, name: &str, rank: Argument<u32>) -> PyResult<u32> {
+        rank.get(name).map_err(|message| self.caller.argument(py, call, &message))
+    }
+
+    fn operator(
+        &self,
+        py: Python<'_>,
+        call: &str,
+        name: Argument<String>,
+        factor: Option<Argument<f64>>,
+    ) -> PyResult<ReduceOperator> {
         let refused = |message: &str| Err(self.caller.argument(py, call, message));
-        let op = match name {
+        let (name, factor) = match (name.get("op"), factor.map(|factor| factor.get("factor")).transpose()) {
+            (Ok(name), Ok(factor)) => (name, factor),
+            (Err(message), _) | (_, Err(message)) => return refused(&message),
+        };
+        let op = match name.as_str() {
             "sum" => RedOp::Sum,
             "prod" => RedOp::Prod,
             "min" => RedOp::Min,
@@ -116,8 +143,10 @@ impl PyOperation {
 impl PyOperation {
     /// Waits until it has ended; its arrays are the caller's again. After ``timeout`` seconds it raises ``Timeout``, and goes on.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        self.finish(py, duration(timeout)?)
+    fn wait(&self, py: Python<'_>, timeout: Option<Argument<f64>>) -> PyResult<()> {
+        let timeout = timeout.map(|timeout| timeout.get("timeout")).transpose().and_then(duration);
+        let refused = |message: String| self.caller.argument(py, self.operation.call.kind.name(), &message);
+        self.finish(py, timeout.map_err(refused)?)
     }
 
     /// Whether it has ended.
@@ -150,6 +179,10 @@ impl PyCommunicator {
         if call.root >= self.caller.nranks {
             let message = format!("there is no rank {} among {}", call.root, self.caller.nranks);
             return Err(self.caller.argument(py, name, &message));
+        }
+        if call.overlaps_itself(self.caller.rank) {
+            let message = "what is received overlaps what is sent; they must be apart, or exactly in place";
+            return Err(self.caller.argument(py, name, message));
         }
         let operation = Arc::new(Operation::new(call, owners));
         py.detach(|| lane.submit(&operation)).map_err(|error| self.caller.of(py, name, &error))?;
@@ -231,18 +264,21 @@ impl PyCommunicator {
         py: Python<'_>,
         session: &Session,
         unique_id: &str,
-        rank: u32,
-        nranks: u32,
+        rank: Argument<u32>,
+        nranks: Argument<u32>,
         root_address: Option<&str>,
         name: Option<&str>,
-        timeout: Option<f64>,
+        timeout: Option<Argument<f64>>,
     ) -> PyResult<Self> {
+        let refused = |message: String| errors::of_argument(py, "join", &message);
+        let (rank, nranks) = (rank.get("rank").map_err(refused)?, nranks.get("nranks").map_err(refused)?);
+        let timeout = timeout.map(|timeout| timeout.get("timeout")).transpose().and_then(duration).map_err(refused)?;
         let client = session.client()?;
         let mut builder = client.communicator(parse_id(unique_id)?, rank, nranks).root_address(root_address);
         if let Some(name) = name {
             builder = builder.name(name);
         }
-        if let Some(timeout) = duration(timeout)? {
+        if let Some(timeout) = timeout {
             builder = builder.timeout(timeout);
         }
         let mut signal = None;
@@ -273,14 +309,17 @@ impl PyCommunicator {
     }
 
     /// Combines all ranks' arrays; every rank gets the result in ``recv``, or in place.
-    #[pyo3(signature = (send, recv=None, op="sum", *, factor=None, blocking=true))]
+    #[pyo3(
+        signature = (send, recv=None, op=Argument::of("sum"), *, factor=None, blocking=true),
+        text_signature = "($self, send, recv=None, op='sum', *, factor=None, blocking=True)"
+    )]
     fn all_reduce(
         &self,
         py: Python<'_>,
         send: &Bound<'_, PyAny>,
         recv: Option<&Bound<'_, PyAny>>,
-        op: &str,
-        factor: Option<f64>,
+        op: Argument<String>,
+        factor: Option<Argument<f64>>,
         blocking: bool,
     ) -> Answer {
         let what = What {
@@ -293,18 +332,22 @@ impl PyCommunicator {
     }
 
     /// Combines all ranks' arrays; the root gets the result in ``recv``, or in place.
-    #[pyo3(signature = (send, recv=None, op="sum", root=0, *, factor=None, blocking=true))]
+    #[pyo3(
+        signature = (send, recv=None, op=Argument::of("sum"), root=Argument::Good(0), *, factor=None, blocking=true),
+        text_signature = "($self, send, recv=None, op='sum', root=0, *, factor=None, blocking=True)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "Python's signature, with names")]
     fn reduce(
         &self,
         py: Python<'_>,
         send: &Bound<'_, PyAny>,
         recv: Option<&Bound<'_, PyAny>>,
-        op: &str,
-        root: u32,
-        factor: Option<f64>,
+        op: Argument<String>,
+        root: Argument<u32>,
+        factor: Option<Argument<f64>>,
         blocking: bool,
     ) -> Answer {
+        let root = self.peer(py, "reduce", "root", root)?;
         let what =
             What { kind: Kind::Collective(CollectiveKind::Reduce), op: self.operator(py, "reduce", op, factor)?, root };
         let recv = self.is_rank(root).then(|| recv.unwrap_or(send));
@@ -312,14 +355,17 @@ impl PyCommunicator {
     }
 
     /// Combines all ranks' arrays; each rank gets its part, of ``nranks`` equal ones, in ``recv``.
-    #[pyo3(signature = (send, recv, op="sum", *, factor=None, blocking=true))]
+    #[pyo3(
+        signature = (send, recv, op=Argument::of("sum"), *, factor=None, blocking=true),
+        text_signature = "($self, send, recv, op='sum', *, factor=None, blocking=True)"
+    )]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
         send: &Bound<'_, PyAny>,
         recv: &Bound<'_, PyAny>,
-        op: &str,
-        factor: Option<f64>,
+        op: Argument<String>,
+        factor: Option<Argument<f64>>,
         blocking: bool,
     ) -> Answer {
         let what = What {
@@ -339,8 +385,12 @@ impl PyCommunicator {
     }
 
     /// Every rank gets the root's array, in place.
-    #[pyo3(signature = (array, root=0, *, blocking=true))]
-    fn broadcast(&self, py: Python<'_>, array: &Bound<'_, PyAny>, root: u32, blocking: bool) -> Answer {
+    #[pyo3(
+        signature = (array, root=Argument::Good(0), *, blocking=true),
+        text_signature = "($self, array, root=0, *, blocking=True)"
+    )]
+    fn broadcast(&self, py: Python<'_>, array: &Bound<'_, PyAny>, root: Argument<u32>, blocking: bool) -> Answer {
+        let root = self.peer(py, "broadcast", "root", root)?;
         let send = self.is_rank(root).then_some(array);
         let buffers = Buffers { send, send_parts: 1, recv: Some(array), recv_parts: 1 };
         self.call(py, What::moving(Kind::Collective(CollectiveKind::Broadcast), root), &buffers, blocking)
@@ -355,15 +405,19 @@ impl PyCommunicator {
     }
 
     /// The root gets all ranks' arrays in ``recv``, in the order of ranks.
-    #[pyo3(signature = (send, recv=None, root=0, *, blocking=true))]
+    #[pyo3(
+        signature = (send, recv=None, root=Argument::Good(0), *, blocking=true),
+        text_signature = "($self, send, recv=None, root=0, *, blocking=True)"
+    )]
     fn gather(
         &self,
         py: Python<'_>,
         send: &Bound<'_, PyAny>,
         recv: Option<&Bound<'_, PyAny>>,
-        root: u32,
+        root: Argument<u32>,
         blocking: bool,
     ) -> Answer {
+        let root = self.peer(py, "gather", "root", root)?;
         let recv = recv.filter(|_| self.is_rank(root));
         if recv.is_none() && self.is_rank(root) {
             return Err(self.caller.argument(py, "gather", "the root needs an array to receive in"));
@@ -373,15 +427,19 @@ impl PyCommunicator {
     }
 
     /// Each rank gets its part of the root's ``nranks`` equal ones in ``recv``.
-    #[pyo3(signature = (send, recv, root=0, *, blocking=true))]
+    #[pyo3(
+        signature = (send, recv, root=Argument::Good(0), *, blocking=true),
+        text_signature = "($self, send, recv, root=0, *, blocking=True)"
+    )]
     fn scatter(
         &self,
         py: Python<'_>,
         send: Option<&Bound<'_, PyAny>>,
         recv: &Bound<'_, PyAny>,
-        root: u32,
+        root: Argument<u32>,
         blocking: bool,
     ) -> Answer {
+        let root = self.peer(py, "scatter", "root", root)?;
         let send = send.filter(|_| self.is_rank(root));
         if send.is_none() && self.is_rank(root) {
             return Err(self.caller.argument(py, "scatter", "the root needs an array to send"));
@@ -399,21 +457,26 @@ impl PyCommunicator {
 
     /// Sends an array to a peer; ends when the peer has received it.
     #[pyo3(signature = (array, peer, *, blocking=true))]
-    fn send(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: u32, blocking: bool) -> Answer {
+    fn send(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: Argument<u32>, blocking: bool) -> Answer {
         let buffers = Buffers { send: Some(array), send_parts: 1, recv: None, recv_parts: 1 };
+        let peer = self.peer(py, "send", "peer", peer)?;
         self.call(py, What::moving(Kind::Send, peer), &buffers, blocking)
     }
 
     /// Receives an array of the same size from a peer.
     #[pyo3(signature = (array, peer, *, blocking=true))]
-    fn recv(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: u32, blocking: bool) -> Answer {
+    fn recv(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: Argument<u32>, blocking: bool) -> Answer {
         let buffers = Buffers { send: None, send_parts: 1, recv: Some(array), recv_parts: 1 };
+        let peer = self.peer(py, "recv", "peer", peer)?;
         self.call(py, What::moving(Kind::Recv, peer), &buffers, blocking)
     }
 
     /// Starts a call on addresses, for libraries whose arrays are none of Python's. ``send`` and ``recv`` have the addresses of parts of
     /// ``count`` elements: none, one, or one for each rank, as the call has it. The caller vouches for them; ``owner`` keeps them.
-    #[pyo3(signature = (call, data_type, count, send, recv, *, op="sum", factor=None, root=0, owner))]
+    #[pyo3(
+        signature = (call, data_type, count, send, recv, *, op=Argument::of("sum"), factor=None, root=Argument::Good(0), owner),
+        text_signature = "($self, call, data_type, count, send, recv, *, op='sum', factor=None, root=0, owner)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "Python's signature, with names")]
     fn start(
         &self,
@@ -423,9 +486,9 @@ impl PyCommunicator {
         count: u64,
         send: Vec<usize>,
         recv: Vec<usize>,
-        op: &str,
-        factor: Option<f64>,
-        root: u32,
+        op: Argument<String>,
+        factor: Option<Argument<f64>>,
+        root: Argument<u32>,
         owner: Py<PyAny>,
     ) -> PyResult<PyOperation> {
         let unknown = |error: mccs::ParseError| self.caller.argument(py, call, &error.to_string());
@@ -438,11 +501,14 @@ impl PyCommunicator {
             kind,
             data_type: data_type.parse().map_err(unknown)?,
             op: self.operator(py, call, op, factor)?,
-            root,
+            root: self.peer(py, call, "root", root)?,
             count,
             send,
             recv,
         };
+        if call.data_type == agreement::DATA_TYPE {
+            return Err(self.caller.argument(py, call.kind.name(), "elements of this type are moved as uint8"));
+        }
         self.new_operation(py, call, vec![owner])
     }
 
@@ -468,10 +534,15 @@ impl PyCommunicator {
 
     fn __exit__(
         &self,
-        _kind: &Bound<'_, PyAny>,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
         _error: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        if !kind.is_none() {
+            // Others may wait for calls that do not come any more. What raised is more to the point than what fails here.
+            let _ = self.abort(py);
+        }
         self.close()
     }
 

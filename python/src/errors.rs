@@ -37,6 +37,14 @@ impl Caller {
     }
 }
 
+/// An exception about an argument of a call of no rank's.
+pub(crate) fn of_argument(py: Python<'_>, call: &str, message: &str) -> PyErr {
+    let error = new(ErrorClass::InvalidArgument, format!("{call}: {message}"));
+    // As above.
+    let _ = error.value(py).setattr("call", call);
+    error
+}
+
 /// An exception about no call.
 pub(crate) fn new(class: ErrorClass, message: String) -> PyErr {
     match class {

@@ -3,12 +3,14 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mccs::{Client, Communicator, Error, Stream};
 
-use crate::operation::{Kind, Operation};
-use crate::slots::{Counters, Place, SLOTS, Slots, piece_count, spans_of};
+use crate::agreement;
+use crate::operation::{Call, Kind, Operation};
+use crate::slots::{Counters, Place, SLOT_BYTES, SLOTS, Slots, piece_count, spans_of};
 
 /// How long a wait goes on before it looks for signals and time-outs.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -24,7 +26,7 @@ enum Task {
 struct Queue {
     tasks: VecDeque<Task>,
     is_busy: bool,
-    has_thread: bool,
+    thread: Option<JoinHandle<()>>,
     is_closed: bool,
 }
 
@@ -57,6 +59,10 @@ impl Lane {
         Arc::new(Lane { client, comm, slots, queue, wake, counters })
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     fn slots(&self) -> MutexGuard<'_, Slots> {
         locked(&self.slots)
     }
@@ -67,12 +73,23 @@ impl Lane {
 
     /// Begins an operation, or keeps it for the communicator's thread. Never waits for other ranks.
     pub(crate) fn submit(self: &Arc<Self>, operation: &Arc<Operation>) -> Result<(), Error> {
-        if matches!(operation.call.kind, Kind::Send | Kind::Recv) {
-            return self.slots().start_p2p(&self.comm, operation, &self.counters);
-        }
+        self.begin(operation).map_err(|error| self.in_words(error, operation))
+    }
+
+    /// An error that speaks of calls as they were made.
+    fn in_words(&self, error: Error, operation: &Operation) -> Error {
+        let is_agreed_on = matches!(operation.call.kind, Kind::Collective(_)) && !self.is_short(operation);
+        agreement::in_words(error, self.comm.rank(), is_agreed_on.then_some(&operation.call), SLOT_BYTES)
+    }
+
+    fn begin(self: &Arc<Self>, operation: &Arc<Operation>) -> Result<(), Error> {
         let mut queue = locked(&self.queue);
         if queue.is_closed {
             return Err(Error::InvalidArgument("the communicator is closed".into()));
+        }
+        if matches!(operation.call.kind, Kind::Send | Kind::Recv) {
+            drop(queue);
+            return self.slots().start_p2p(&self.comm, operation, &self.counters);
         }
         for is_first in [true, false] {
             if !(queue.tasks.is_empty() && !queue.is_busy && self.is_short(operation)) {
@@ -92,11 +109,10 @@ impl Lane {
     }
 
     fn give_to_thread(self: &Arc<Self>, queue: &mut Queue, task: Task) -> Result<(), Error> {
-        if !queue.has_thread {
+        if queue.thread.is_none() {
             let lane = Arc::clone(self);
             let thread = std::thread::Builder::new().name("mccs-python".into()).spawn(move || lane.run());
-            thread.map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
-            queue.has_thread = true;
+            queue.thread = Some(thread.map_err(|error| Error::refused_by_system("cannot start a thread", error))?);
         }
         queue.tasks.push_back(task);
         self.wake.notify_one();
@@ -109,13 +125,13 @@ impl Lane {
         let Some(index) = slots.free()? else { return Ok(false) };
         match spans_of(&operation.call, &self.client) {
             Some(spans) => slots.start_in_place(index, &self.comm, operation, spans, &self.counters)?,
-            None => slots.start_piece(index, &self.comm, operation, (0, operation.call.count), &self.counters)?,
+            None => slots.start_piece(index, &self.comm, operation, 0..operation.call.count, &self.counters)?,
         }
         Ok(true)
     }
 
     /// Waits for a slot's stream for about that long. Returns whether it has ended.
-    fn finish_slot(&self, (place, stream): (Place, Stream), timeout: Duration) -> Result<bool, Error> {
+    fn finish_slot(&self, place: Place, stream: &Stream, timeout: Duration) -> Result<bool, Error> {
         let outcome = stream.synchronize_for(timeout);
         if matches!(outcome, Ok(false)) {
             return Ok(false);
@@ -123,7 +139,7 @@ impl Lane {
         let ended = self.slots().finish(place, outcome.is_ok());
         let outcome = outcome.map(|_| ());
         match ended {
-            Some(operation) => operation.end(outcome),
+            Some(operation) => operation.end(outcome.map_err(|error| self.in_words(error, &operation))),
             None => outcome?,
         }
         Ok(true)
@@ -133,9 +149,9 @@ impl Lane {
     fn finish_ended(&self) {
         for index in 0..SLOTS {
             let work = self.slots().work(index);
-            if let Some(work) = work {
+            if let Some((place, stream)) = work {
                 // What failed is told with the operation.
-                let _ = self.finish_slot(work, Duration::ZERO);
+                let _ = self.finish_slot(place, &stream, Duration::ZERO);
             }
         }
     }
@@ -157,7 +173,7 @@ impl Lane {
             let work = self.slots().work_of(operation);
             match work {
                 // What failed is told with the operation.
-                Some(work) => drop(self.finish_slot(work, look)),
+                Some((place, stream)) => drop(self.finish_slot(place, &stream, look)),
                 None => operation.wait_changed(look),
             }
             if !operation.is_done() {
@@ -174,8 +190,8 @@ impl Lane {
     /// Whether an operation has ended; takes its result where it can.
     pub(crate) fn poll(&self, operation: &Arc<Operation>) -> bool {
         let work = self.slots().work_of(operation);
-        if let Some(work) = work {
-            let _ = self.finish_slot(work, Duration::ZERO);
+        if let Some((place, stream)) = work {
+            let _ = self.finish_slot(place, &stream, Duration::ZERO);
         }
         operation.is_done()
     }
@@ -192,7 +208,7 @@ impl Lane {
         let (lane, operation) = (Arc::clone(self), Arc::clone(operation));
         let run = move || drop(lane.wait(&operation, None, || true));
         let thread = std::thread::Builder::new().name("mccs-python-p2p".into()).spawn(run);
-        thread.map(drop).map_err(|error| Error::System(format!("cannot start a thread: {error}")))
+        thread.map(drop).map_err(|error| Error::refused_by_system("cannot start a thread", error))
     }
 
     /// The communicator's thread.
@@ -205,6 +221,8 @@ impl Lane {
                 }
                 queue.is_busy = false;
                 if queue.is_closed {
+                    // What has begun without it, and is asked for later, has another.
+                    queue.thread = None;
                     return;
                 }
                 queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -216,7 +234,7 @@ impl Lane {
                 Task::Run(operation) => {
                     if let Err(error) = self.carry_out(&operation) {
                         self.slots().forget(&operation);
-                        operation.end(Err(error));
+                        operation.end(Err(self.in_words(error, &operation)));
                     }
                 }
             }
@@ -227,8 +245,8 @@ impl Lane {
     fn wait_for_slot(&self, index: usize) -> Result<(), Error> {
         loop {
             let work = self.slots().work(index);
-            let Some(work) = work else { return Ok(()) };
-            self.finish_slot(work, LOOK_EVERY)?;
+            let Some((place, stream)) = work else { return Ok(()) };
+            self.finish_slot(place, &stream, LOOK_EVERY)?;
         }
     }
 
@@ -238,7 +256,7 @@ impl Lane {
         let spans = spans_of(call, &self.client);
         self.slots().free()?;
         let is_short = self.is_short(operation);
-        let is_in_place = if is_short { spans.is_some() } else { self.agree(spans.is_some())? };
+        let is_in_place = if is_short { spans.is_some() } else { self.agree(call, spans.is_some())? };
         let nth = piece_count(call, comm.nranks());
         self.wait_for_slot(0)?;
         if let Some(spans) = spans.filter(|_| is_in_place) {
@@ -246,14 +264,14 @@ impl Lane {
             return self.wait_for_slot(0);
         }
         if is_short {
-            self.slots().start_piece(0, comm, operation, (0, call.count), &self.counters)?;
+            self.slots().start_piece(0, comm, operation, 0..call.count, &self.counters)?;
             return self.wait_for_slot(0);
         }
         let (mut first, mut index) = (0, 0);
         while first < call.count {
             self.wait_for_slot(index)?;
             let count = nth.min(call.count - first);
-            self.slots().start_piece(index, comm, operation, (first, count), &self.counters)?;
+            self.slots().start_piece(index, comm, operation, first..first + count, &self.counters)?;
             first += count;
             index = (index + 1) % SLOTS;
         }
@@ -264,12 +282,12 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether all ranks say yes. They make the same pieces only then.
-    fn agree(&self, yes: bool) -> Result<bool, Error> {
+    /// Whether all ranks say yes. They make the same pieces only if they call the same.
+    fn agree(&self, call: &Call, yes: bool) -> Result<bool, Error> {
         self.wait_for_slot(0)?;
-        let stream = self.slots().start_agreement(0, &self.comm, yes)?;
+        let stream = self.slots().start_agreement(0, &self.comm, call, yes)?;
         stream.synchronize()?;
-        self.slots().agreed(0)
+        self.slots().agreed(0, self.comm.nranks())
     }
 
     /// Ends the communicator on all ranks.
@@ -278,8 +296,17 @@ impl Lane {
     }
 
     /// No further calls; the thread ends when it has carried out those that were made.
+    /// It holds the communicator until then: one with nothing to do is waited for, so that a process that ends now has left before.
     pub(crate) fn close(&self) {
-        locked(&self.queue).is_closed = true;
+        let mut queue = locked(&self.queue);
+        queue.is_closed = true;
+        let is_idle = queue.tasks.is_empty() && !queue.is_busy;
+        let thread = queue.thread.take_if(|_| is_idle);
+        drop(queue);
         self.wake.notify_all();
+        if let Some(thread) = thread {
+            // It has no panic to tell of: it waited.
+            let _ = thread.join();
+        }
     }
 }

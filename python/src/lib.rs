@@ -2,12 +2,15 @@
 //!
 //! It imports the tenant's library alone. The most important types: [`session::Session`], [`communicator::PyCommunicator`], and
 //! [`lane::Lane`], which orders a rank's calls. Operations run without the interpreter's lock; a wait looks for signals 20 times a
-//! second. Deliberately absent: starting a service (`mccs/service.py`), and PyTorch (`mccs/torch`).
+//! second. [`mpi`] has MPI's functions for JAX. Deliberately absent: starting a service (`mccs/service.py`), and PyTorch (`mccs/torch`).
 
+mod agreement;
+mod argument;
 mod array;
 mod communicator;
 mod errors;
 mod lane;
+mod mpi;
 mod operation;
 mod process;
 mod session;
@@ -23,5 +26,6 @@ fn _mccs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::PyCommunicator>()?;
     module.add_class::<communicator::PyOperation>()?;
     module.add_function(wrap_pyfunction!(session::unique_id, module)?)?;
+    module.add_function(wrap_pyfunction!(mpi::mpi_serve, module)?)?;
     Ok(())
 }

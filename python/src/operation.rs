@@ -55,6 +55,25 @@ impl Call {
         self.count as usize * self.data_type.size_bytes()
     }
 
+    /// Whether what is received would be written over what is still to be sent: where both overlap, and not as a collective in place has it.
+    pub(crate) fn overlaps_itself(&self, rank: u32) -> bool {
+        use CollectiveKind as K;
+        let (bytes, rank) = (self.part_bytes(), rank as usize);
+        let has_place = |sent: usize, received: usize| match self.kind {
+            Kind::Collective(K::AllGather | K::Gather) => received == rank,
+            Kind::Collective(K::ReduceScatter | K::Scatter) => sent == rank,
+            _ => sent == received,
+        };
+        let mut sent: Vec<_> = self.send.iter().copied().enumerate().collect();
+        sent.sort_unstable_by_key(|(_, address)| *address);
+        let touches = |received: usize, to: usize| {
+            let first = sent.partition_point(|(_, from)| from.saturating_add(bytes) <= to);
+            let near = sent[first..].iter().take_while(|(_, from)| *from < to.saturating_add(bytes));
+            near.filter(|_| bytes > 0).any(|(part, from)| *from != to || !has_place(*part, received))
+        };
+        self.recv.iter().enumerate().any(|(part, to)| touches(part, *to))
+    }
+
     /// First address of parts that lie one behind the other.
     pub(crate) fn contiguous(&self, parts: &[usize]) -> Option<usize> {
         let bytes = self.part_bytes();

@@ -37,15 +37,17 @@ impl<T> OfProcess<T> {
         OfProcess { forks: forks(), value: ManuallyDrop::new(value) }
     }
 
+    /// `None` in a child that was forked after it was made.
+    pub(crate) fn here(&self) -> Option<&T> {
+        (self.forks == forks()).then_some(&*self.value)
+    }
+
     /// # Errors
     /// In a child that was forked after it was made.
     pub(crate) fn get(&self) -> PyResult<&T> {
-        if self.forks == forks() {
-            return Ok(&self.value);
-        }
         let message = "this process was forked from the one whose session with the service this is, and cannot use it: connect anew, or \
                        start processes by \"spawn\"";
-        Err(errors::new(ErrorClass::InvalidUsage, message.into()))
+        self.here().ok_or_else(|| errors::new(ErrorClass::InvalidUsage, message.into()))
     }
 }
 

@@ -4,6 +4,7 @@ use mccs::{Client, Region, UniqueId};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::argument::Argument;
 use crate::errors;
 use crate::process::OfProcess;
 
@@ -65,7 +66,8 @@ impl Session {
     }
 
     /// Allocates memory that the service maps too: collectives on it copy nothing.
-    fn allocate(&self, py: Python<'_>, bytes: usize) -> PyResult<Memory> {
+    fn allocate(&self, py: Python<'_>, bytes: Argument<usize>) -> PyResult<Memory> {
+        let bytes = bytes.get("bytes").map_err(|message| errors::of_argument(py, "allocate", &message))?;
         let client = self.client()?;
         let region = py.detach(|| client.allocate(bytes.max(1) as u64)).map_err(|error| errors::of(&error))?;
         Ok(Memory { region: OfProcess::new(region), bytes })

@@ -1,11 +1,13 @@
 //! Slots: memory of the service's and a stream each. Memory of the caller's that the service does not map is copied through them,
 //! in pieces.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mccs::{Client, Collective, CollectiveKind, Collectives, Communicator, DataType, Error, Region, Span, Stream};
+use mccs::{Client, Collective, CollectiveKind, Collectives, Communicator, Error, Region, Span, Stream};
 
+use crate::agreement;
 use crate::operation::{Call, Kind, Operation};
 
 /// Bytes of a slot. All ranks of a communicator must have the same: they make the same pieces.
@@ -75,6 +77,10 @@ pub(crate) fn spans_of(call: &Call, client: &Client) -> Option<[Span; 2]> {
             return Some(Span::NONE);
         }
         let first = call.contiguous(parts)?;
+        // In place the service does not carry it out.
+        if matches!(call.kind, Kind::Collective(CollectiveKind::AllToAll)) && call.send.first() == call.recv.first() {
+            return None;
+        }
         client.span_at(std::ptr::with_exposed_provenance(first), parts.len() * call.part_bytes())
     };
     Some([place(&call.send)?, place(&call.recv)?])
@@ -200,18 +206,19 @@ impl Slots {
         Ok(())
     }
 
-    /// Begins a piece of an operation: elements `first .. first + count` of each part.
+    /// Begins a piece of an operation: some elements of each part.
     pub(crate) fn start_piece(
         &mut self,
         index: usize,
         comm: &Communicator,
         operation: &Arc<Operation>,
-        (first, count): (u64, u64),
+        elements: Range<u64>,
         counters: &Counters,
     ) -> Result<(), Error> {
         let call = &operation.call;
         let size = call.data_type.size_bytes();
-        let (skipped, bytes) = (first as usize * size, count as usize * size);
+        let count = elements.end - elements.start;
+        let (skipped, bytes) = (elements.start as usize * size, count as usize * size);
         let parts_sent = call.kind.staged_parts(u64::from(comm.nranks())).0 as usize;
         let recv_offset = (parts_sent * bytes).next_multiple_of(ALIGNMENT);
         let needed = recv_offset + bytes * call.recv.len().max(1);
@@ -221,14 +228,14 @@ impl Slots {
             unsafe { copy(from + skipped, memory + part * bytes, bytes) };
         }
         let region = self.slots[index].memory.as_ref();
-        let region = region.ok_or_else(|| Error::System("a slot has no memory".into()))?;
+        let region = region.ok_or_else(|| Error::system("a slot has no memory"))?;
         let spans = [region.at(0), region.at(recv_offset as u64)];
         enqueue(comm, call, spans, count, &self.slots[index].stream)?;
         let from = memory + recv_offset;
         let copy_out: Vec<_> =
             call.recv.iter().enumerate().map(|(part, to)| (from + part * bytes, to + skipped, bytes)).collect();
         let is_whole = count == call.count;
-        add(&counters.copied, u64::from(first == 0));
+        add(&counters.copied, u64::from(elements.start == 0));
         add(&counters.copied_bytes, (bytes * (call.send.len() + call.recv.len())) as u64);
         self.hold(index, operation, copy_out, is_whole);
         Ok(())
@@ -246,25 +253,36 @@ impl Slots {
             return self.start_in_place(index, comm, operation, spans, counters);
         }
         let index = self.free_for_p2p(operation.call.part_bytes())?;
-        self.start_piece(index, comm, operation, (0, operation.call.count), counters)
+        self.start_piece(index, comm, operation, 0..operation.call.count, counters)
     }
 
-    /// Whether all ranks say yes. Waits for them.
-    pub(crate) fn start_agreement(&mut self, index: usize, comm: &Communicator, yes: bool) -> Result<Stream, Error> {
-        let memory = self.memory(index, SLOT_BYTES)?;
+    /// Begins to ask all ranks whether they call the same, and say yes.
+    pub(crate) fn start_agreement(
+        &mut self,
+        index: usize,
+        comm: &Communicator,
+        call: &Call,
+        yes: bool,
+    ) -> Result<Stream, Error> {
+        self.memory(index, SLOT_BYTES.max(agreement::bytes(comm.nranks())))?;
+        let (region, stream) = self.parts_of(index)?;
+        let part = agreement::part(call, yes);
         // SAFETY: the slot's memory, which nothing uses.
-        unsafe { std::ptr::with_exposed_provenance_mut::<u8>(memory).write(u8::from(yes)) };
-        let slot = &self.slots[index];
-        let region = slot.memory.as_ref().ok_or_else(|| Error::System("a slot has no memory".into()))?;
-        comm.all_reduce(region.at(0), region.at(0), 1, DataType::U8, mccs::RedOp::Min, &slot.stream)?;
-        Ok(slot.stream.clone())
+        unsafe { region.slice_mut::<u8>(0..part.len())? }.copy_from_slice(&part);
+        agreement::start(comm, region, stream)?;
+        Ok(stream.clone())
     }
 
     /// What was agreed on in a slot, once its stream has ended.
-    pub(crate) fn agreed(&mut self, index: usize) -> Result<bool, Error> {
-        let memory = self.memory(index, SLOT_BYTES)?;
+    pub(crate) fn agreed(&self, index: usize, nranks: u32) -> Result<bool, Error> {
+        let (region, _) = self.parts_of(index)?;
         // SAFETY: the slot's memory; the operation on it has ended.
-        Ok(unsafe { std::ptr::with_exposed_provenance::<u8>(memory).read() } != 0)
+        agreement::outcome(unsafe { region.slice::<u8>(0..agreement::bytes(nranks))? })
+    }
+
+    fn parts_of(&self, index: usize) -> Result<(&Region, &Stream), Error> {
+        let slot = self.slots.get(index).and_then(|slot| Some((slot.memory.as_ref()?, &slot.stream)));
+        slot.ok_or_else(|| Error::system("a slot has no memory"))
     }
 
     /// An operation has failed: what its pieces still bring is not copied any more.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import socket as sockets
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import mccs
-from conftest import run
+from conftest import WATCHDOG_S, run
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "PYTHON.md").read_text()
@@ -28,8 +30,8 @@ def execute(rank: int, nranks: int, unique_id: str, port: int) -> None:
         for name, value in {"RANK": rank, "WORLD_SIZE": nranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
             patch.setenv(name, str(value))
         for block in blocks():
-            # test_operator.py runs what operators do.
-            if "mccs.operator" in block:
+            # Tests of their own run them.
+            if "mccs.operator" in block or "mccs.jax" in block:
                 continue
             if "torch" not in block or "torch" in sys.modules:
                 exec(compile(block, "docs/PYTHON.md", "exec"), names)
@@ -71,3 +73,14 @@ def test_examples_run(socket, monkeypatch, capfd, name: str) -> None:
 
     run(example, 2)
     assert "ranks agree" in capfd.readouterr().out
+
+
+def test_the_example_beside_mpi_runs(socket, monkeypatch) -> None:
+    if not os.environ.get("MCCS_TESTS_NEED_ALL"):
+        pytest.importorskip("mpi4py")
+    monkeypatch.setenv("MCCS_SOCKET", str(socket))
+    launcher = Path(sys.executable).with_name("mpiexec")
+    command = [launcher, "-n", "3", sys.executable, ROOT / "python" / "examples" / "beside_mpi.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S)
+    assert ended.returncode == 0, ended.stderr
+    assert "3 ranks agree: 9" in ended.stdout, ended.stdout

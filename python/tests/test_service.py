@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import select
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import mccs
-from conftest import run
+from conftest import WATCHDOG_S, run
 from mccs import service
 
 
@@ -23,6 +24,16 @@ def use(rank: int, nranks: int, unique_id: str, folder: str) -> str:
     assert (array == sum(range(nranks + 1))).all()
     comm.barrier()
     return Path(folder, "mccs-python", "current").read_text()
+
+
+def wait_for_end_of(process: int) -> None:
+    """Of a process that is nobody's child here."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    with os.fdopen(descriptor) as process_ends:
+        assert select.select([process_ends], [], [], WATCHDOG_S)[0], "the service goes on without users"
 
 
 @pytest.fixture
@@ -38,10 +49,9 @@ def test_ranks_share_a_service_that_ends_with_the_last(runtime, monkeypatch, cap
     monkeypatch.setattr(service, "find", lambda: None)
     first = run(use, 3, mccs.unique_id(), runtime)
     assert len(set(first)) == 1, "all have the same one"
-    assert capfd.readouterr().err.count("started one for this user") == 1
-    # It stops listening once nobody is left.
-    while service._listens(Path(first[0], "mccs.sock")):
-        time.sleep(0.01)
+    [process] = re.findall(r"started one for this user \(process (\d+),", capfd.readouterr().err)
+    wait_for_end_of(int(process))
+    assert not service._listens(Path(first[0], "mccs.sock"))
     second = run(use, 2, mccs.unique_id(), runtime)
     assert second[0] != first[0]
 
@@ -49,13 +59,27 @@ def test_ranks_share_a_service_that_ends_with_the_last(runtime, monkeypatch, cap
 def test_without_a_program_the_error_says_what_to_do(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MCCS_SERVICE", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with pytest.raises(OSError):
+    with pytest.raises(mccs.System, match=f"{tmp_path}/none.*MCCS_SERVICE"):
         service.start()
     monkeypatch.delenv("MCCS_SERVICE")
     monkeypatch.setenv("PATH", str(tmp_path))
-    if not (Path(service.__file__).parent / "bin").exists():
-        with pytest.raises(mccs.System, match="MCCS_SOCKET"):
-            service.program("mccs-service")
+    # An installation without programs of its own.
+    monkeypatch.setattr(service, "__file__", str(tmp_path / "service.py"))
+    with pytest.raises(mccs.System, match="no program mccs-service: .*MCCS_SOCKET"):
+        service.program("mccs-service")
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_package(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    with pytest.raises(mccs.System, match="cannot start a service for this user: .*XDG_RUNTIME_DIR"):
+        service.start()
+
+
+def test_a_socket_that_nobody_listens_on_is_an_error_of_the_package(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MCCS_SOCKET", str(tmp_path / "none.sock"))
+    with pytest.raises(mccs.System, match="none.sock"):
+        mccs.connect()
 
 
 def test_a_folder_that_others_can_open_is_refused(tmp_path, monkeypatch) -> None:

@@ -3,7 +3,7 @@
 //!
 //! `MCCS_UNIQUE_ID=00112233445566778899aabbccddeeff MCCS_NRANKS=2 MCCS_RANK=0 all_reduce`
 
-use mccs::{Client, Collective, Collectives, Communicator, CommunicatorBuilder, DataType, Error, Group, RedOp};
+use mccs::{Client, Collective, Collectives, Communicator, CommunicatorBuilder, Error, Group, RedOp};
 
 const COUNT: usize = 1_000_003;
 
@@ -27,14 +27,13 @@ pub fn wrong_elements(client: &Client, comm: &Communicator) -> Result<usize, Err
     let elements = unsafe { sent.slice_mut::<f32>(0..COUNT) }?;
     elements.iter_mut().enumerate().for_each(|(at, element)| *element = value(rank, at));
 
-    let stream = client.create_stream()?;
+    let (stream, data) = (client.create_stream()?, sent.at(0).elements::<f32>(count));
     // Both start together: neither end waits for the other to come first.
     let group = Group::begin();
-    comm.send(sent.at(0), count, DataType::F32, next, &stream)?;
-    comm.recv(received.at(0), count, DataType::F32, last, &stream)?;
+    comm.enqueue(&Collective::Send { send: data, peer: next }, &stream)?;
+    comm.enqueue(&Collective::Recv { recv: received.at(0).elements::<f32>(count), peer: last }, &stream)?;
     group.end()?;
     // Behind the group, as it is on the same stream.
-    let data = sent.at(0).elements::<f32>(count);
     comm.enqueue(&Collective::AllReduce { send: data, recv: data, op: RedOp::Sum.into() }, &stream)?;
     stream.synchronize()?;
 

@@ -64,8 +64,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let module = Module::load_ptx(&context, FILL)?;
     let fill = module.function("fill")?;
 
-    let root = std::env::var("MCCS_ROOT_ADDRESS").unwrap_or_default();
-    let comm = Client::from_env()?.communicator(id, rank, nranks).root_address(&*root).join_cuda()?;
+    let root = std::env::var("MCCS_ROOT_ADDRESS").ok().filter(|root| !root.is_empty());
+    let comm = Client::from_env()?.communicator(id, rank, nranks).root_address(root.as_deref()).join_cuda()?;
     let (next, last) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
     let arguments = Arguments { data: data.address(), count: COUNT, rank };
     let (own, other, raw) = (data.address(), passed_on.address(), stream.raw().as_ptr());

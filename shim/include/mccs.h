@@ -92,8 +92,8 @@ mccsResult_t mccsRootAddress(mccsClient_t client, const char **address);
  * (limits.init_timeout), which holds in any case. A rank that gives up is no part of the communicator. */
 mccsResult_t mccsSetInitTimeout(mccsClient_t client, unsigned long long timeout_ms);
 /* Returns when all ranks have joined. With memory of the host, inside a group: at once, and *comm is set by the outermost mccsGroupEnd.
- * With GPUs a process with several ranks calls it from as many threads. root_address is null or empty where all ranks are at one
- * service, else what mccsRootAddress says where rank 0 is: mccs-launch sets MCCS_ROOT_ADDRESS. Where a join in a group fails, its *comm
+ * With GPUs a process with several ranks calls it from as many threads. root_address is null where all ranks are at one service,
+ * else what mccsRootAddress says where rank 0 is: mccs-launch sets MCCS_ROOT_ADDRESS. Where a join in a group fails, its *comm
  * becomes null; the others are members. */
 mccsResult_t mccsCommInitRank(mccsComm_t *comm, mccsClient_t client, int nranks, const mccsUniqueId *id, int rank,
                               mccsMemory_t memory, const char *root_address);
@@ -129,9 +129,8 @@ mccsResult_t mccsMemAlloc(mccsClient_t client, void **ptr, size_t bytes);
 /* Operations that were enqueued before may go on with the memory; the program no longer touches it. */
 mccsResult_t mccsMemFree(mccsClient_t client, void *ptr);
 /* Whole pages of private, anonymous memory; they become shared memory at the same address, and stay so. Nobody may
- * access them during the call, nor while an operation on them is in flight, also after mccsMemDeregister. */
+ * access them during the call, nor while an operation on them is in flight, also after mccsMemFree, which gives them back. */
 mccsResult_t mccsMemRegister(mccsClient_t client, void *ptr, size_t bytes);
-mccsResult_t mccsMemDeregister(mccsClient_t client, void *ptr); /* the same function as mccsMemFree */
 
 /* A sum of every rank's contribution times its scalar. `scalar` leads to one element of dtype. */
 mccsResult_t mccsRedOpCreatePreMulSum(mccsRedOp_t *op, const void *scalar, mccsDataType_t dtype,
@@ -215,14 +214,14 @@ mccsResult_t mccsPortChannelCreate(mccsPortChannel_t *channel, mccsComm_t comm, 
 mccsResult_t mccsPortChannelDestroy(mccsPortChannel_t channel);
 /* Return at once, unless 512 calls wait for the service. A flush returns when all calls before have ended: memory that was put from may be
  * written again. */
-mccsResult_t mccsPortChannelPut(mccsPortChannel_t channel, uint64_t into_offset, uint64_t from_offset, uint64_t bytes);
+mccsResult_t mccsPortChannelPut(mccsPortChannel_t channel, uint64_t from_offset, uint64_t into_offset, uint64_t bytes);
 mccsResult_t mccsPortChannelSignal(mccsPortChannel_t channel);
-mccsResult_t mccsPortChannelPutWithSignal(mccsPortChannel_t channel, uint64_t into_offset, uint64_t from_offset, uint64_t bytes);
-mccsResult_t mccsPortChannelPutWithSignalAndFlush(mccsPortChannel_t channel, uint64_t into_offset, uint64_t from_offset,
+mccsResult_t mccsPortChannelPutWithSignal(mccsPortChannel_t channel, uint64_t from_offset, uint64_t into_offset, uint64_t bytes);
+mccsResult_t mccsPortChannelPutWithSignalAndFlush(mccsPortChannel_t channel, uint64_t from_offset, uint64_t into_offset,
                                                   uint64_t bytes);
 mccsResult_t mccsPortChannelFlush(mccsPortChannel_t channel);
-/* Takes a signal of the peer under this tag: puts before it are there. WaitFor fails with mccsTimeout where none comes in that time, and leaves it to
- * a later wait. Poll says whether there was one. */
+/* Takes a signal of the peer under this tag: puts before it are there. WaitFor returns mccsInProgress where none comes in that time, and leaves it
+ * to a later wait. Poll says whether there was one. */
 mccsResult_t mccsPortChannelWait(mccsPortChannel_t channel);
 mccsResult_t mccsPortChannelWaitFor(mccsPortChannel_t channel, uint64_t timeout_ms);
 mccsResult_t mccsPortChannelPoll(mccsPortChannel_t channel, int *has_come);

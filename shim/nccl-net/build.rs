@@ -5,6 +5,4 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnccl-net-mccs.so");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // The C API of `mccs`, which comes with the crate, is `libmccs.so`'s alone.
-    println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
 }

@@ -5,6 +5,4 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnccl.so.2");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
-    // The C API of `mccs`, which comes with the crate, is `libmccs.so`'s alone.
-    println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
 }

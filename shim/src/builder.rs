@@ -68,22 +68,29 @@ impl CommunicatorBuilder {
         CommunicatorBuilder { client, id, rank, nranks, root_address: None, options, timeout: None, forks }
     }
 
-    /// Where rank 0 is, if ranks are at several services: what [`Client::root_address`] returns there. Without it, or where it is empty, all
-    /// ranks are at this service. All ranks give the same.
+    /// Where rank 0 is, if ranks are at several services: what [`Client::root_address`] returns there. Without it all ranks are at
+    /// this service. All ranks give the same. An empty one is no address: the join ends with [`Error::InvalidArgument`].
     pub fn root_address<'a>(mut self, address: impl Into<Option<&'a str>>) -> Self {
-        self.root_address = address.into().filter(|address| !address.is_empty()).map(str::to_owned);
+        self.root_address = address.into().map(str::to_owned);
         self
     }
 
+    /// As [`CommunicatorBuilder::root_address`], from where an empty text stands for none: variables of the environment, and ids of
+    /// other libraries with room for an address.
+    #[doc(hidden)]
+    pub fn root_address_or_empty(self, address: &str) -> Self {
+        self.root_address(Some(address).filter(|address| !address.is_empty()))
+    }
+
     /// Rank, number of ranks, id and root address from the environment, as `mccs-launch` sets it: `MCCS_RANK`, `MCCS_NRANKS`,
-    /// `MCCS_UNIQUE_ID`, and `MCCS_ROOT_ADDRESS` where ranks are at several services.
+    /// `MCCS_UNIQUE_ID`, and `MCCS_ROOT_ADDRESS` where ranks are at several services, which is unset or empty where they are not.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] names the variable that is missing or makes no sense.
     pub fn from_env(client: &Client) -> Result<Self, Error> {
         let id = variable::<UniqueId>("MCCS_UNIQUE_ID")?;
         let builder = client.communicator(id, variable("MCCS_RANK")?, variable("MCCS_NRANKS")?);
-        Ok(builder.root_address(std::env::var("MCCS_ROOT_ADDRESS").ok().as_deref()))
+        Ok(builder.root_address_or_empty(&std::env::var("MCCS_ROOT_ADDRESS").unwrap_or_default()))
     }
 
     /// A name that `mccsctl`, metrics and error messages show. Control characters become spaces, and what is longer than 64 bytes is
@@ -176,6 +183,9 @@ impl CommunicatorBuilder {
 
     /// Asks to join, with buffers on a GPU or in the host's memory.
     pub(crate) fn send(&self, gpu: Option<GpuUuid>) -> Result<Joining, Error> {
+        if self.root_address.as_deref() == Some("") {
+            return Err(Error::argument("the root address is empty: give none where all ranks are at one service"));
+        }
         let request = Request::InitRank {
             id: self.id,
             rank: self.rank,

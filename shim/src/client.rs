@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::command::Completion;
-use mccs_ipc::handshake::{SocketError, connect};
+use mccs_ipc::handshake::{HandshakeError, SocketError, connect};
 use mccs_ipc::protocol::{Request, Response, ResponseEnvelope, SegmentLayout};
-use mccs_ipc::queue::{Consumer, Producer};
-use mccs_ipc::shm::Mapping;
+use mccs_ipc::queue::{Consumer, Producer, QueueError};
+use mccs_ipc::shm::{Mapping, ShmError};
 use mccs_ipc::shm_exchange::ShmExchange;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
@@ -80,7 +80,7 @@ struct Failures {
 pub fn unique_id() -> Result<UniqueId, Error> {
     let mut bytes = [0; 16];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    read.map_err(|error| Error::System(format!("/dev/urandom: {error}")))?;
+    read.map_err(|error| Error::refused_by_system("/dev/urandom", error))?;
     Ok(UniqueId(bytes))
 }
 
@@ -118,9 +118,12 @@ impl Client {
         // Absolute, so that it leads there also from another folder.
         let path = std::path::absolute(socket.as_ref()).unwrap_or_else(|_| socket.as_ref().to_owned());
         let socket = connect(socket.as_ref())?;
-        let lost = |error: SocketError| Error::Connect(format!("the service hung up: {error}"));
+        let lost = |error: SocketError| match error {
+            SocketError::Closed => HandshakeError::HungUp(path.clone()).into(),
+            error => Error::connect(format!("the service's welcome cannot be received: {error}"), error.errno()),
+        };
         if !socket.wait_readable(WELCOME_WITHIN) {
-            return Err(Error::Connect("the service did not welcome this process in time".into()));
+            return Err(Error::connect("the service did not welcome this process in time", None));
         }
         let (envelope, fds) =
             socket.recv::<ResponseEnvelope>().map_err(lost)?.ok_or_else(|| lost(SocketError::WouldBlock))?;
@@ -128,20 +131,21 @@ impl Client {
             Response::Welcome { session, tenant, layout, spin, operations_in_flight_max, root_address } => {
                 (session, tenant, layout, spin, operations_in_flight_max, root_address)
             }
-            Response::Error { class, message } => return Err(Error::Refused { class, message }),
-            other => return Err(Error::Connect(format!("the service answered {other:?} instead of a welcome"))),
+            Response::Error { class, message } => return Err(Error::refused(class, message)),
+            other => return Err(Error::connect(format!("the service answered {other:?} instead of a welcome"), None)),
         };
         let mut fds = fds.into_iter();
         let (Some(segment), Some(doorbell), process) = (fds.next(), fds.next(), fds.next()) else {
-            return Err(Error::Connect("the service's welcome came without its descriptors".into()));
+            return Err(Error::connect("the service's welcome came without its descriptors", None));
         };
-        let system =
-            |error: &dyn std::fmt::Display| Error::System(format!("cannot map the session's segment: {error}"));
-        let segment = Arc::new(Mapping::map(segment.as_fd(), layout.segment_bytes).map_err(|error| system(&error))?);
+        let what = "cannot map the session's segment";
+        let unmapped = |error: ShmError| Error::below(what, &error, error.errno());
+        let malformed = |error: QueueError| Error::below(what, error, None);
+        let segment = Arc::new(Mapping::map(segment.as_fd(), layout.segment_bytes).map_err(unmapped)?);
         let commands = Producer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity);
         let completions = Consumer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity);
         let failures = Failures {
-            completions: completions.map_err(|error| system(&error))?,
+            completions: completions.map_err(malformed)?,
             comms: HashMap::new(),
             streams: HashMap::new(),
             lost: None,
@@ -152,7 +156,7 @@ impl Client {
             doorbell: Doorbell::from_fd(doorbell),
             segment,
             layout,
-            submission: Mutex::new(Submission::new(commands.map_err(|error| system(&error))?)),
+            submission: Mutex::new(Submission::new(commands.map_err(malformed)?)),
             left_streams: Mutex::default(),
             failures: Mutex::new(failures),
             members: Mutex::default(),
@@ -190,9 +194,9 @@ impl Client {
         let found = sockets.iter().find(|socket| socket.exists());
         let none = || {
             let [host, own] = sockets.each_ref().map(|socket| socket.display());
-            Error::Connect(format!(
-                "no mccs-service listens at {host} or {own}; if it is elsewhere, MCCS_SOCKET names its socket"
-            ))
+            let message =
+                format!("no mccs-service listens at {host} or {own}; if it is elsewhere, MCCS_SOCKET names its socket");
+            Error::connect(message, None)
         };
         Self::connect(found.ok_or_else(none)?)
     }
@@ -228,6 +232,15 @@ impl Client {
         rank: &CommunicatorBuilder,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Answer, Error> {
+        self.wait_for_all(joining, rank, go_on).map_err(|error| error.of_join(rank.id, rank.rank))
+    }
+
+    fn wait_for_all(
+        &self,
+        joining: &Joining,
+        rank: &CommunicatorBuilder,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Answer, Error> {
         let has_passed = |deadline: Instant| deadline <= Instant::now();
         loop {
             let next_look = Instant::now() + LIVENESS_EVERY;
@@ -247,7 +260,7 @@ impl Client {
             if !go_on() {
                 self.give_up_join(joining);
                 let message = format!("rank {} no longer wants to join communicator {}", rank.rank, rank.id);
-                return Err(Error::Refused { class: ErrorClass::Timeout, message });
+                return Err(Error::refused(ErrorClass::Timeout, message));
             }
         }
         self.give_up_join(joining);
@@ -257,7 +270,7 @@ impl Client {
             rank.nranks, rank.id, rank.rank
         );
         log(LogLevel::Warning, || message.clone());
-        Err(Error::Refused { class: ErrorClass::Timeout, message })
+        Err(Error::refused(ErrorClass::Timeout, message))
     }
 
     /// Leaves a communicator as soon as it exists: the others may come after all, and would wait for this rank.
@@ -280,7 +293,7 @@ impl Client {
                 let map = |(layout, fd): (_, &std::os::fd::OwnedFd)| ShmExchange::map(fd.as_fd(), layout);
                 let shm_exchange = shm_exchange.zip(fds.first()).map(map).transpose();
                 let shm_exchange = shm_exchange
-                    .map_err(|error| Error::System(format!("cannot map a shared-memory exchange: {error}")))?;
+                    .map_err(|error| Error::below("cannot map a shared-memory exchange", &error, error.errno()))?;
                 self.0.begin_comm(comm);
                 // Keeps the completion ring from filling up in a session that only joins communicators that fail. What
                 // it may hold of this one already stays: a handle never names two communicators.
@@ -309,6 +322,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::create_stream`], and for a place that is not aligned as semaphores are, or not all in the region.
+    #[doc(hidden)]
     pub fn create_ordered_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
         self.ordered_stream(region, offset_bytes, false)
     }
@@ -319,6 +333,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::create_ordered_stream`].
+    #[doc(hidden)]
     pub fn create_overlapping_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
         self.ordered_stream(region, offset_bytes, true)
     }
@@ -368,7 +383,7 @@ impl Client {
     }
 
     /// Registers a memfd of the caller's and maps it here. It must be sealed against shrinking and not against writing, and all its pages
-    /// must be there, as after `fallocate`.
+    /// must be there, as after `fallocate`. It takes no further seals from then on.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] or [`Error::Refused`] for a descriptor that is not as above, [`Error::Refused`] over the tenant's quota.

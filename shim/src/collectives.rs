@@ -1,4 +1,4 @@
-//! Collectives on typed slices: one interface over host memory and GPUs.
+//! Collectives, sends and receives on typed slices: one interface over host memory and GPUs.
 
 use std::fmt;
 use std::ops::Range;
@@ -123,7 +123,7 @@ impl CudaStreamRef {
     }
 }
 
-/// What a collective does, and on which elements. Buffers that only the root has are `None` elsewhere. In place: as each kind says.
+/// What an operation does, and on which elements. Buffers that only the root has are `None` elsewhere. In place: as each kind says.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 #[allow(
@@ -149,41 +149,75 @@ pub enum Collective<P> {
     Scatter { send: Option<Slice<P>>, recv: Slice<P>, root: u32 },
     /// Ends when all ranks have come to it.
     Barrier,
+    /// Rank `peer` gets the elements, by [`Collective::Recv`]. Those of one group do not wait for each other.
+    Send { send: Slice<P>, peer: u32 },
+    /// Gets what rank `peer` sends: as many elements.
+    Recv { recv: Slice<P>, peer: u32 },
 }
 
-/// A collective with its slices' counts and types checked, as calls take it.
-#[derive(Debug, PartialEq, Eq)]
-struct Counts {
+/// An operation, taken apart.
+#[derive(Clone, Copy)]
+enum Parts<P> {
+    Collective(CollectiveParts<P>),
+    PointToPoint(PointToPoint<P>),
+}
+
+#[derive(Clone, Copy)]
+struct CollectiveParts<P> {
     kind: CollectiveKind,
-    /// By the kind's rule.
-    count: u64,
-    data_type: DataType,
+    send: Option<Slice<P>>,
+    recv: Option<Slice<P>>,
+    op: ReduceOperator,
     root: u32,
 }
 
+#[derive(Clone, Copy)]
+struct PointToPoint<P> {
+    is_send: bool,
+    slice: Slice<P>,
+    peer: u32,
+}
+
+/// A collective's count and type, as calls take them.
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    /// By the kind's rule.
+    count: u64,
+    data_type: DataType,
+}
+
 impl<P: Place> Collective<P> {
-    /// Its kind, buffers, operator and root.
-    fn parts(&self) -> (CollectiveKind, [Option<Slice<P>>; 2], ReduceOperator, u32) {
+    fn parts(&self) -> Parts<P> {
         use Collective as C;
         use CollectiveKind as K;
+        let of = |kind, send, recv, op, root| Parts::Collective(CollectiveParts { kind, send, recv, op, root });
         let sum = RedOp::Sum.into();
         match *self {
-            C::AllReduce { send, recv, op } => (K::AllReduce, [Some(send), Some(recv)], op, 0),
-            C::ReduceScatter { send, recv, op } => (K::ReduceScatter, [Some(send), Some(recv)], op, 0),
-            C::Reduce { send, recv, op, root } => (K::Reduce, [Some(send), recv], op, root),
-            C::AllGather { send, recv } => (K::AllGather, [Some(send), Some(recv)], sum, 0),
-            C::Broadcast { send, recv, root } => (K::Broadcast, [send, Some(recv)], sum, root),
-            C::AllToAll { send, recv } => (K::AllToAll, [Some(send), Some(recv)], sum, 0),
-            C::Gather { send, recv, root } => (K::Gather, [Some(send), recv], sum, root),
-            C::Scatter { send, recv, root } => (K::Scatter, [send, Some(recv)], sum, root),
-            C::Barrier => (K::Barrier, [None, None], sum, 0),
+            C::AllReduce { send, recv, op } => of(K::AllReduce, Some(send), Some(recv), op, 0),
+            C::ReduceScatter { send, recv, op } => of(K::ReduceScatter, Some(send), Some(recv), op, 0),
+            C::Reduce { send, recv, op, root } => of(K::Reduce, Some(send), recv, op, root),
+            C::AllGather { send, recv } => of(K::AllGather, Some(send), Some(recv), sum, 0),
+            C::Broadcast { send, recv, root } => of(K::Broadcast, send, Some(recv), sum, root),
+            C::AllToAll { send, recv } => of(K::AllToAll, Some(send), Some(recv), sum, 0),
+            C::Gather { send, recv, root } => of(K::Gather, Some(send), recv, sum, root),
+            C::Scatter { send, recv, root } => of(K::Scatter, send, Some(recv), sum, root),
+            C::Barrier => of(K::Barrier, None, None, sum, 0),
+            C::Send { send, peer } => Parts::PointToPoint(PointToPoint { is_send: true, slice: send, peer }),
+            C::Recv { recv, peer } => Parts::PointToPoint(PointToPoint { is_send: false, slice: recv, peer }),
         }
+    }
+}
+
+impl<P: Place> CollectiveParts<P> {
+    /// Where the elements of both buffers begin.
+    fn places(&self) -> [P; 2] {
+        [self.send, self.recv].map(|slice| slice.map_or(P::NONE, |slice| slice.place))
     }
 
     /// Checks that its slices are as long as the kind says, and of one type, on this rank.
     fn counts(&self, rank: u32, nranks: u32) -> Result<Counts, Error> {
-        let (kind, [send, recv], _, root) = self.parts();
-        let Some(some) = send.or(recv) else { return Ok(Counts { kind, count: 0, data_type: DataType::U8, root }) };
+        let CollectiveParts { kind, send, recv, root, .. } = *self;
+        let Some(some) = send.or(recv) else { return Ok(Counts { count: 0, data_type: DataType::U8 }) };
         let data_type = some.data_type;
         if [send, recv].iter().flatten().any(|slice| slice.data_type != data_type) {
             return Err(Error::argument(format!("{kind}: elements sent and received have different types")));
@@ -210,11 +244,11 @@ impl<P: Place> Collective<P> {
                 )));
             }
         }
-        Ok(Counts { kind, count, data_type, root })
+        Ok(Counts { count, data_type })
     }
 }
 
-/// A rank that takes part in collectives: of the host's memory, or of GPUs. Calls return at once, and complete in the order of their
+/// A rank that takes part in collectives, sends and receives: of the host's memory, or of GPUs. Calls return at once, and complete in the order of their
 /// stream; all ranks make the same calls in the same order. Calls may be made from any thread.
 pub trait Collectives {
     /// Where elements are.
@@ -228,7 +262,7 @@ pub trait Collectives {
     /// Number of ranks.
     fn nranks(&self) -> u32;
 
-    /// Enqueues a collective, or keeps it for the end of the thread's group.
+    /// Enqueues an operation, or keeps it for the end of the thread's group.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where slices are not as long as the collective says or of different types, and nothing is enqueued;
@@ -238,12 +272,6 @@ pub trait Collectives {
 
     /// The error that ended the communicator, if one did: on any rank.
     fn async_error(&self) -> Option<Error>;
-}
-
-/// Where the elements of both buffers begin.
-fn places<P: Place>(collective: &Collective<P>) -> [P; 2] {
-    let (_, buffers, ..) = collective.parts();
-    buffers.map(|slice| slice.map_or(P::NONE, |slice| slice.place))
 }
 
 impl Collectives for Communicator {
@@ -259,12 +287,17 @@ impl Collectives for Communicator {
     }
 
     fn enqueue(&self, collective: &Collective<Span>, stream: &Stream) -> Result<(), Error> {
-        let Counts { kind, count, data_type: dtype, root } = collective.counts(self.rank(), self.nranks())?;
-        let ([send, recv], (.., op, _)) = (places(collective), collective.parts());
-        self.collective(
-            &Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0, one_hop: false },
-            stream,
-        )
+        let parts = match collective.parts() {
+            Parts::Collective(parts) => parts,
+            Parts::PointToPoint(PointToPoint { is_send, slice: Slice { place, count, data_type }, peer }) => {
+                let call = if is_send { Communicator::send } else { Communicator::recv };
+                return call(self, place, count, data_type, peer, stream);
+            }
+        };
+        let Counts { count, data_type: dtype } = parts.counts(self.rank(), self.nranks())?;
+        let (CollectiveParts { kind, op, root, .. }, [send, recv]) = (parts, parts.places());
+        let call = Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0, one_hop: false };
+        self.collective(&call, stream)
     }
 
     fn async_error(&self) -> Option<Error> {
@@ -285,8 +318,21 @@ impl Collectives for CudaCommunicator {
     }
 
     fn enqueue(&self, collective: &Collective<CudaPlace>, stream: &CudaStreamRef) -> Result<(), Error> {
-        let Counts { kind, count, data_type: dtype, root } = collective.counts(self.rank(), self.nranks())?;
-        let ([CudaPlace(send), CudaPlace(recv)], (.., op, _)) = (places(collective), collective.parts());
+        let parts = match collective.parts() {
+            Parts::Collective(parts) => parts,
+            Parts::PointToPoint(PointToPoint { is_send, slice: Slice { place, count, data_type }, peer }) => {
+                let (address, stream) = (place.0, stream.0.as_ptr());
+                // SAFETY: whoever made the slice and the stream has vouched for them (`from_raw`).
+                return unsafe {
+                    match is_send {
+                        true => self.send(address, count, data_type, peer, stream),
+                        false => self.recv(address, count, data_type, peer, stream),
+                    }
+                };
+            }
+        };
+        let Counts { count, data_type: dtype } = parts.counts(self.rank(), self.nranks())?;
+        let (CollectiveParts { kind, op, root, .. }, [CudaPlace(send), CudaPlace(recv)]) = (parts, parts.places());
         if matches!(op, ReduceOperator::PreMulSumAt(_)) {
             let reason = "nobody vouches for the scalar's address here: use the call of CudaCommunicator";
             return Err(Error::InvalidArgument(reason.into()));
@@ -308,6 +354,13 @@ mod tests {
     fn slice(count: u64) -> CudaSlice {
         // SAFETY: of no communicator.
         unsafe { CudaSlice::from_raw(4096, DataType::F32, count) }
+    }
+
+    fn counts(collective: &Collective<CudaPlace>, rank: u32, nranks: u32) -> Result<Counts, Error> {
+        match collective.parts() {
+            Parts::Collective(parts) => parts.counts(rank, nranks),
+            Parts::PointToPoint(_) => panic!("{collective:?}"),
+        }
     }
 
     #[test]
@@ -335,7 +388,7 @@ mod tests {
                 (Collective::Scatter { send: at_root(12), recv: one, root }, 3),
             ];
             for (collective, count) in right {
-                let counts = collective.counts(rank, nranks).expect("right");
+                let counts = counts(&collective, rank, nranks).expect("right");
                 assert_eq!((counts.count, counts.data_type), (count, DataType::F32), "{collective:?}, rank {rank}");
             }
         }
@@ -355,7 +408,7 @@ mod tests {
             Collective::Broadcast { send: None, recv: slice(4), root: 0 },
         ];
         for collective in wrong {
-            let error = collective.counts(0, 2).expect_err("wrong");
+            let error = counts(&collective, 0, 2).expect_err("wrong");
             assert!(matches!(error, Error::InvalidArgument(_)), "{collective:?}: {error}");
         }
         assert_eq!(slice(9).range(2..5).expect("inside").place, CudaPlace(4096 + 8));

@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::available_parallelism;
 
 use bytemuck::Zeroable;
 use mccs_ipc::command::{BufferRef, Command, FLAG_ONE_HOP, FLAG_SCALAR_AT, FLAG_TWIN, Opcode};
+use mccs_ipc::contention;
 use mccs_ipc::protocol::Request;
 use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
-use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
+use mccs_ipc::types::{BufferRange, CollectiveKind, DataType, Handle, RedOp};
 
 use crate::client::locked;
 use crate::port_channels::Membership;
@@ -111,6 +113,15 @@ impl std::fmt::Debug for Communicator {
     }
 }
 
+/// Threads of the service that work for ranks, by default.
+const THREADS_OF_SERVICE: u32 = 2;
+
+/// Threads of this host that ranks wait for: their own, and the service's. Of ranks on several hosts as many as there are cores may be here.
+fn threads_of_host(nranks: u32, is_one_host: bool) -> u32 {
+    let most = if is_one_host { u32::MAX } else { available_parallelism().map_or(1, |cores| cores.get() as u32) };
+    nranks.min(most) + THREADS_OF_SERVICE
+}
+
 impl Communicator {
     pub(crate) fn new(
         client: Client,
@@ -119,6 +130,7 @@ impl Communicator {
         nranks: u32,
         shm_exchange: Option<ShmExchange>,
     ) -> Self {
+        contention::expect_threads(threads_of_host(nranks, shm_exchange.is_some()));
         let shared = CommShared { handle, rank, nranks, shm_exchange, left: AtomicBool::new(false) };
         Communicator { client, shared: Arc::new(shared), port_channels: Mutex::default() }
     }
@@ -264,8 +276,9 @@ impl Communicator {
         command.send = self.bytes("send", &call.send, send_count, dtype)?;
         command.recv = self.bytes("receive", &call.recv, recv_count, dtype)?;
         // Neither product overflows: the buffers lie in their regions.
-        let range = |buffer: BufferRef, count: Option<u64>| {
-            (buffer.offset_bytes, count.unwrap_or(0) * dtype.size_bytes() as u64)
+        let range = |buffer: BufferRef, count: Option<u64>| BufferRange {
+            start: buffer.offset_bytes,
+            bytes: count.unwrap_or(0) * dtype.size_bytes() as u64,
         };
         let is_one_region = command.send.region == command.recv.region;
         if is_one_region
@@ -276,139 +289,6 @@ impl Communicator {
             )));
         }
         Ok(command)
-    }
-
-    /// Combines `count` elements of all ranks; every rank gets the result. In place: the same place twice.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`], and nothing is enqueued: also where buffers overlap, and not as they do in place. Failures of the operation
-    /// itself come from the stream.
-    pub fn all_reduce(
-        &self,
-        send: Span,
-        recv: Span,
-        count: u64,
-        dtype: DataType,
-        op: impl Into<ReduceOperator>,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        let call = Call::new(CollectiveKind::AllReduce, send, recv, count, dtype);
-        self.collective(&Call { op: op.into(), ..call }, stream)
-    }
-
-    /// Combines `nranks * count` elements of all ranks; rank r gets elements `r * count ..` of the result. In place:
-    /// `recv` at `send + rank * count`.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn reduce_scatter(
-        &self,
-        send: Span,
-        recv: Span,
-        count: u64,
-        dtype: DataType,
-        op: impl Into<ReduceOperator>,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        let call = Call::new(CollectiveKind::ReduceScatter, send, recv, count, dtype);
-        self.collective(&Call { op: op.into(), ..call }, stream)
-    }
-
-    /// Combines `count` elements of all ranks; `root` gets the result. In place: the same place twice, at the root.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    #[expect(clippy::too_many_arguments, reason = "the field's signature, as in NCCL")]
-    pub fn reduce(
-        &self,
-        send: Span,
-        recv: Span,
-        count: u64,
-        dtype: DataType,
-        op: impl Into<ReduceOperator>,
-        root: u32,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        let call = Call::new(CollectiveKind::Reduce, send, recv, count, dtype);
-        self.collective(&Call { op: op.into(), root, ..call }, stream)
-    }
-
-    /// Every rank gets all ranks' `count` elements, in rank order. In place: `send` at `recv + rank * count`.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn all_gather(
-        &self,
-        send: Span,
-        recv: Span,
-        count: u64,
-        dtype: DataType,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        self.collective(&Call::new(CollectiveKind::AllGather, send, recv, count, dtype), stream)
-    }
-
-    /// Every rank gets `root`'s `count` elements. In place: the same place twice, at the root.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn broadcast(
-        &self,
-        send: Span,
-        recv: Span,
-        count: u64,
-        dtype: DataType,
-        root: u32,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        self.collective(&Call { root, ..Call::new(CollectiveKind::Broadcast, send, recv, count, dtype) }, stream)
-    }
-
-    /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn all_to_all(
-        &self,
-        send: Span,
-        recv: Span,
-        count: u64,
-        dtype: DataType,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        self.collective(&Call::new(CollectiveKind::AllToAll, send, recv, count, dtype), stream)
-    }
-
-    /// `root` gets all ranks' `count` elements, in rank order. In place: the root's `send` at `recv + root * count`.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn gather(
-        &self,
-        send: Span,
-        recv: Span,
-        count: u64,
-        dtype: DataType,
-        root: u32,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        self.collective(&Call { root, ..Call::new(CollectiveKind::Gather, send, recv, count, dtype) }, stream)
-    }
-
-    /// Rank r gets `root`'s elements `r * count ..`. In place: the root's `recv` at `send + root * count`.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn scatter(
-        &self,
-        send: Span,
-        recv: Span,
-        count: u64,
-        dtype: DataType,
-        root: u32,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        self.collective(&Call { root, ..Call::new(CollectiveKind::Scatter, send, recv, count, dtype) }, stream)
     }
 
     /// Ends when all ranks have called it.
@@ -481,7 +361,8 @@ impl Communicator {
         self.shared.handle
     }
 
-    pub(crate) fn leave(&self) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub fn leave(&self) -> Result<(), Error> {
         if self.shared.left.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -490,6 +371,54 @@ impl Communicator {
         self.client.0.has_left(self.shared.handle);
         left.map(drop)
     }
+}
+
+/// The collectives of a communicator in host memory, but for the barrier, which has no buffers.
+macro_rules! collectives {
+    ($($(#[$meta:meta])* $name:ident($($arg:ident: $type:ty),*) => $kind:ident $(, $field:ident: $value:expr)*;)+) => {
+        impl Communicator {
+            $(
+                $(#[$meta])*
+                ///
+                /// # Errors
+                /// [`Error::InvalidArgument`], and nothing is enqueued: also where buffers overlap, and not as they do in place.
+                /// Failures of the operation itself come from the stream.
+                #[allow(clippy::too_many_arguments, reason = "the field's signature, as in NCCL")]
+                pub fn $name(
+                    &self,
+                    send: Span,
+                    recv: Span,
+                    count: u64,
+                    dtype: DataType,
+                    $($arg: $type,)*
+                    stream: &Stream,
+                ) -> Result<(), Error> {
+                    let call = Call::new(CollectiveKind::$kind, send, recv, count, dtype);
+                    self.collective(&Call { $($field: $value,)* ..call }, stream)
+                }
+            )+
+        }
+    };
+}
+
+collectives! {
+    /// Combines `count` elements of all ranks; every rank gets the result. In place: the same place twice.
+    all_reduce(op: impl Into<ReduceOperator>) => AllReduce, op: op.into();
+    /// Combines `nranks * count` elements of all ranks; rank r gets elements `r * count ..` of the result. In place:
+    /// `recv` at `send + rank * count`.
+    reduce_scatter(op: impl Into<ReduceOperator>) => ReduceScatter, op: op.into();
+    /// Combines `count` elements of all ranks; `root` gets the result. In place: the same place twice, at the root.
+    reduce(op: impl Into<ReduceOperator>, root: u32) => Reduce, op: op.into(), root: root;
+    /// Every rank gets all ranks' `count` elements, in rank order. In place: `send` at `recv + rank * count`.
+    all_gather() => AllGather;
+    /// Every rank gets `root`'s `count` elements. In place: the same place twice, at the root.
+    broadcast(root: u32) => Broadcast, root: root;
+    /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place.
+    all_to_all() => AllToAll;
+    /// `root` gets all ranks' `count` elements, in rank order. In place: the root's `send` at `recv + root * count`.
+    gather(root: u32) => Gather, root: root;
+    /// Rank r gets `root`'s elements `r * count ..`. In place: the root's `recv` at `send + root * count`.
+    scatter(root: u32) => Scatter, root: root;
 }
 
 impl Drop for Communicator {

@@ -1,8 +1,12 @@
 //! Errors of the library: codes, text, and whose fault it is (caller, peer, host, service).
 
+use std::fmt::Display;
+use std::io;
+
 use mccs_cuda::DriverError;
 use mccs_ipc::handshake::HandshakeError;
 use mccs_ipc::types::{ErrorClass, ParseError, UniqueId};
+use nix::errno::Errno;
 
 /// Which rank of which communicator an error is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,27 +17,36 @@ pub struct Origin {
     /// This process' rank of it.
     pub rank: u32,
     /// The operation, by its number among those of its stream that have gone to the service, from 1: not those that ranks have exchanged
-    /// by themselves. None where the communicator failed at rest.
+    /// by themselves. None where the communicator failed at rest, or was never joined.
     pub operation: Option<u64>,
 }
 
 /// An error of this library. [`Error::class`] says who is at fault, [`Error::origin`] where it happened.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The caller: an argument is wrong. Nothing was enqueued.
     #[error("invalid argument: {0}")]
     InvalidArgument(String),
     /// The host: no connection to a service.
-    #[error("{0}")]
-    Connect(String),
+    #[error("{message}")]
+    #[non_exhaustive]
+    Connect {
+        /// Why, for a person.
+        message: String,
+        /// What the operating system has said, if it has refused something.
+        source: Option<io::Error>,
+    },
     /// The service refused a request.
     #[error("{class}: {message}")]
+    #[non_exhaustive]
     Refused {
         /// Who is at fault.
         class: ErrorClass,
         /// Why.
         message: String,
+        /// Which communicator was to be joined, and as which rank, where that was asked for.
+        origin: Option<Origin>,
     },
     /// An operation failed; its communicator is of no use any more.
     #[error("{class}: {message}")]
@@ -61,8 +74,43 @@ pub enum Error {
         source: Option<DriverError>,
     },
     /// The operating system refused something on this side.
-    #[error("system error: {0}")]
-    System(String),
+    #[error("system error: {message}")]
+    #[non_exhaustive]
+    System {
+        /// What it refused, for a person.
+        message: String,
+        /// What it has said, if that is known.
+        source: Option<io::Error>,
+    },
+}
+
+impl Clone for Error {
+    fn clone(&self) -> Self {
+        match self {
+            Error::InvalidArgument(message) => Error::InvalidArgument(message.clone()),
+            Error::Connect { message, source } => {
+                Error::Connect { message: message.clone(), source: source.as_ref().map(same) }
+            }
+            Error::Refused { class, message, origin } => {
+                Error::Refused { class: *class, message: message.clone(), origin: *origin }
+            }
+            Error::Failed { class, message, origin } => {
+                Error::Failed { class: *class, message: message.clone(), origin: *origin }
+            }
+            Error::ServiceGone(message) => Error::ServiceGone(message.clone()),
+            Error::Cuda { code, message, source } => {
+                Error::Cuda { code: *code, message: message.clone(), source: source.clone() }
+            }
+            Error::System { message, source } => {
+                Error::System { message: message.clone(), source: source.as_ref().map(same) }
+            }
+        }
+    }
+}
+
+/// The same error of the operating system: errors of stream ends go to all who wait.
+fn same(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
 }
 
 /// What an error has ended.
@@ -94,7 +142,7 @@ impl Error {
             Error::InvalidArgument(_) => ErrorClass::InvalidArgument,
             Error::Refused { class, .. } | Error::Failed { class, .. } => *class,
             Error::ServiceGone(_) => ErrorClass::Remote,
-            Error::Connect(_) | Error::System(_) | Error::Cuda { .. } => ErrorClass::System,
+            Error::Connect { .. } | Error::System { .. } | Error::Cuda { .. } => ErrorClass::System,
         }
     }
 
@@ -102,8 +150,24 @@ impl Error {
     #[must_use]
     pub fn origin(&self) -> Option<Origin> {
         match self {
-            Error::Failed { origin, .. } => *origin,
+            Error::Failed { origin, .. } | Error::Refused { origin, .. } => *origin,
             _ => None,
+        }
+    }
+
+    /// A request was refused, by the service or before it went there.
+    #[doc(hidden)]
+    pub fn refused(class: ErrorClass, message: impl Into<String>) -> Self {
+        Error::Refused { class, message: message.into(), origin: None }
+    }
+
+    /// The same error, of a rank that was to join.
+    pub(crate) fn of_join(self, communicator: UniqueId, rank: u32) -> Self {
+        match self {
+            Error::Refused { class, message, .. } => {
+                Error::Refused { class, message, origin: Some(Origin { communicator, rank, operation: None }) }
+            }
+            other => other,
         }
     }
 
@@ -120,7 +184,32 @@ impl Error {
         }
     }
 
-    pub(crate) fn argument(message: impl Into<String>) -> Self {
+    /// Something of this side's that no call of the operating system has refused.
+    #[doc(hidden)]
+    pub fn system(message: impl Into<String>) -> Self {
+        Error::System { message: message.into(), source: None }
+    }
+
+    /// The operating system has refused what `what` says.
+    #[doc(hidden)]
+    pub fn refused_by_system(what: impl Display, error: impl Into<io::Error>) -> Self {
+        let error = error.into();
+        Error::System { message: format!("{what}: {error}"), source: Some(error) }
+    }
+
+    /// There is no connection to a service.
+    #[doc(hidden)]
+    pub fn connect(message: impl Into<String>, errno: Option<Errno>) -> Self {
+        Error::Connect { message: message.into(), source: errno.map(io::Error::from) }
+    }
+
+    /// A call of a layer below has failed, and what the kernel has said, if it is that.
+    pub(crate) fn below(what: impl Display, error: impl Display, errno: Option<Errno>) -> Self {
+        Error::System { message: format!("{what}: {error}"), source: errno.map(io::Error::from) }
+    }
+
+    #[doc(hidden)]
+    pub fn argument(message: impl Into<String>) -> Self {
         Error::InvalidArgument(message.into())
     }
 }
@@ -131,6 +220,7 @@ impl From<DriverError> for Error {
     }
 }
 
+#[doc(hidden)]
 impl From<mccs_cuda::Unavailable> for Error {
     fn from(reason: mccs_cuda::Unavailable) -> Self {
         Error::no_cuda(reason)
@@ -143,8 +233,9 @@ impl From<ParseError> for Error {
     }
 }
 
+#[doc(hidden)]
 impl From<HandshakeError> for Error {
     fn from(error: HandshakeError) -> Self {
-        Error::Connect(error.to_string())
+        Error::connect(error.to_string(), error.errno())
     }
 }

@@ -60,7 +60,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        refuse(Error::argument("a group inside was dropped before its end; all of the group is dropped"));
+        group_refuse(Error::argument("a group inside was dropped before its end; all of the group is dropped"));
         let _ = group_drop();
     }
 }
@@ -193,7 +193,7 @@ pub fn group_end() -> Result<(), Error> {
 }
 
 /// Has the thread's group, if one is open, enqueue nothing; its end returns why. The first reason stays.
-pub(crate) fn refuse(why: Error) {
+pub fn group_refuse(why: Error) {
     with_group(|group| {
         if group.depth > 0 {
             group.refusal.get_or_insert(why);

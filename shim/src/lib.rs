@@ -69,6 +69,8 @@
 
 #![deny(missing_docs)]
 
+#[doc(hidden)]
+pub mod bindings;
 mod bootstrap;
 mod builder;
 mod client;
@@ -77,8 +79,6 @@ mod communicator;
 pub mod cuda;
 mod element;
 mod error;
-#[allow(non_snake_case, reason = "names of a C API")]
-mod ffi;
 
 mod group;
 mod handles;
@@ -107,11 +107,3 @@ pub use memory::{Region, Span};
 pub use operator::{ReduceOperator, Scalar};
 pub use port_channels::{DevicePortChannel, PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
 pub use stream::Stream;
-
-/// For bindings of other languages, where begin and end of a group are calls, and objects have handles. Programs in Rust use [`Group`].
-pub mod bindings {
-    pub use crate::group::{group_drop, group_end, group_estimate_us, group_start};
-    pub use crate::handles::{Held, MARK, Table};
-    pub use crate::process_client::ProcessClient;
-    pub use mccs_ipc::protocol::JoinOptions;
-}

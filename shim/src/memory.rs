@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use mccs_ipc::command::BufferRef;
 use mccs_ipc::protocol::{Request, Response};
-use mccs_ipc::shm::Mapping;
+use mccs_ipc::shm::{Mapping, ShmError};
 use mccs_ipc::types::Handle;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
@@ -231,14 +231,18 @@ impl Drop for Region {
 }
 
 fn system(what: &str) -> impl FnOnce(nix::errno::Errno) -> Error + '_ {
-    move |errno| Error::System(format!("cannot {what}: {errno}"))
+    move |errno| Error::refused_by_system(format_args!("cannot {what}"), errno)
+}
+
+fn unmapped(error: ShmError) -> Error {
+    Error::below("cannot have memory for a region", &error, error.errno())
 }
 
 pub(crate) fn allocate(client: &Client, bytes: u64) -> Result<Region, Error> {
     match client.0.requests.call(Request::AllocMemory { bytes }, &[])? {
         (Response::Region { region, bytes }, fds) => {
             let fd = fds.first().ok_or_else(|| Error::ServiceGone("memory came without its descriptor".into()))?;
-            let mapping = Mapping::map(fd.as_fd(), bytes).map_err(|error| Error::System(error.to_string()))?;
+            let mapping = Mapping::map(fd.as_fd(), bytes).map_err(unmapped)?;
             Ok(Region::new(client, region, mapping.as_ptr(), mapping.len_bytes(), Some(mapping)))
         }
         (other, _) => Err(unexpected(&other)),
@@ -277,9 +281,9 @@ pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Re
     let fd = memfd_create("mccs-registered", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING);
     let fd = fd.map_err(system("make a memfd"))?;
     nix::unistd::ftruncate(&fd, bytes as i64).map_err(system("size a memfd"))?;
-    mccs_ipc::shm::seal(&fd).map_err(|error| Error::System(error.to_string()))?;
+    mccs_ipc::shm::seal(&fd).map_err(unmapped)?;
     // The service takes no memory whose pages it would have to make.
-    mccs_ipc::shm::make_whole(&fd, bytes as u64).map_err(|error| Error::System(error.to_string()))?;
+    mccs_ipc::shm::make_whole(&fd, bytes as u64).map_err(unmapped)?;
     let inode = nix::sys::stat::fstat(&fd).map_err(system("look at a memfd"))?.st_ino;
     // The service first: if it refuses, nothing has happened to the caller's memory.
     let handle = register_with_service(client, fd.as_fd(), bytes as u64)?;
@@ -291,7 +295,7 @@ pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Re
     // SAFETY: a new mapping at an address of the kernel's choice.
     let moved = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
     if moved == libc::MAP_FAILED {
-        return Err(undo(Error::System(format!("cannot map a memfd: {}", std::io::Error::last_os_error()))));
+        return Err(undo(Error::refused_by_system("cannot map a memfd", std::io::Error::last_os_error())));
     }
     // SAFETY: both ranges have `bytes`, are mapped, and differ; nobody accesses the caller's during the call.
     unsafe { std::ptr::copy_nonoverlapping(ptr, moved.cast(), bytes) };
@@ -299,7 +303,7 @@ pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Re
     // SAFETY: the caller's range consists of whole private anonymous pages (checked) with the same contents.
     let placed = unsafe { libc::mremap(moved, bytes, bytes, flags, ptr) };
     if placed == libc::MAP_FAILED {
-        let error = Error::System(format!("cannot place shared pages: {}", std::io::Error::last_os_error()));
+        let error = Error::refused_by_system("cannot place shared pages", std::io::Error::last_os_error());
         // SAFETY: the mapping made above, which nobody knows.
         unsafe { libc::munmap(moved, bytes) };
         return Err(undo(error));
@@ -349,7 +353,7 @@ fn file_mapping(line: &str) -> Option<(usize, (usize, u64))> {
 /// Only such pages can be replaced without anybody noticing: no file behind them, nobody sharing them, writable.
 fn check_private_anonymous(start: usize, bytes: usize) -> Result<(), Error> {
     let maps = std::fs::read_to_string("/proc/self/maps");
-    let maps = maps.map_err(|error| Error::System(format!("/proc/self/maps: {error}")))?;
+    let maps = maps.map_err(|error| Error::refused_by_system("/proc/self/maps", error))?;
     let end = start.checked_add(bytes).ok_or_else(|| Error::argument("the range leaves the address space"))?;
     let mut covered = start;
     for line in maps.lines() {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mccs_ipc::handshake::{Socket, SocketError};
+use mccs_ipc::handshake::{HUNG_UP, Socket, SocketError};
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope};
 
 use crate::Error;
@@ -64,12 +64,16 @@ impl Requests {
                     self.take_what_is_there(state);
                     let _ = self.socket.wait_writable(LIVENESS_EVERY);
                 }
-                Err(error @ SocketError::Closed) => return Err(self.gone(state, &error)),
+                Err(error @ SocketError::Closed) => {
+                    // What it sent before it hung up may say why.
+                    self.take_what_is_there(state);
+                    return Err(self.gone(state, &error));
+                }
                 // Nothing was sent, and the session is as good as before.
                 Err(SocketError::Malformed(what)) => {
                     return Err(Error::InvalidArgument(format!("the request cannot be sent: {what}")));
                 }
-                Err(error) => return Err(Error::System(format!("the request cannot be sent: {error}"))),
+                Err(error) => return Err(Error::below("the request cannot be sent", &error, error.errno())),
             }
         }
     }
@@ -110,7 +114,7 @@ impl Requests {
         loop {
             if let Some(answer) = state.answers.remove(&id) {
                 return match answer {
-                    (Response::Error { class, message }, _) => Err(Error::Refused { class, message }),
+                    (Response::Error { class, message }, _) => Err(Error::refused(class, message)),
                     answer => Ok(Some(answer)),
                 };
             }
@@ -153,7 +157,10 @@ impl Requests {
     }
 
     fn gone(&self, state: &mut State, error: &SocketError) -> Error {
-        let reason = state.gone.get_or_insert_with(|| error.to_string());
+        let reason = state.gone.get_or_insert_with(|| match error {
+            SocketError::Closed => HUNG_UP.to_owned(),
+            error => error.to_string(),
+        });
         Error::ServiceGone(reason.clone())
     }
 

@@ -168,6 +168,11 @@ impl StreamShared {
     fn word(&self) -> Result<&StreamWord, Error> {
         self.client.0.word(self.word)
     }
+
+    /// Whether the service has ended all, and has nothing to tell of: as where ranks exchange all by themselves.
+    fn is_settled(&self) -> bool {
+        self.is_idle() && locked(&self.used).comms.is_empty()
+    }
 }
 
 /// Looks at a pending round before each further one gives the core away.
@@ -248,6 +253,9 @@ impl Stream {
     /// The first operation's failure since the last call; [`Error::ServiceGone`] within a second of the service's death.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.finish_round()?;
+        if self.shared.is_settled() {
+            return Ok(());
+        }
         let waiting = Waiting::begin(&self.shared);
         let word = self.shared.word()?;
         let mut spin = self.client.0.word_spin;
@@ -323,8 +331,15 @@ impl Stream {
             };
             let away = last_look.replace(waited).map_or(Duration::ZERO, |last| waited.saturating_sub(last));
             let is_first_yield = look == LOOKS_BEFORE_YIELD;
-            if contention::has_lost_core(away) || is_first_yield && contention::is_contended(Instant::now()) {
+            if contention::has_lost_core(away) {
                 break;
+            }
+            if is_first_yield {
+                let now = Instant::now();
+                contention::begin_wait(now);
+                if contention::is_starved(now) {
+                    break;
+                }
             }
             if look < LOOKS_BEFORE_YIELD {
                 std::hint::spin_loop();

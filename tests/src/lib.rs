@@ -11,6 +11,7 @@ pub mod quotas;
 pub mod sim;
 
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -232,6 +233,14 @@ pub struct Rank {
     pub comm: Communicator,
     /// A stream.
     pub stream: Stream,
+}
+
+/// Lets other users into a folder that tests have made for themselves.
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn open_to_all(folder: &Path) {
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).expect("permitted");
 }
 
 /// Runs a call on one rank and returns the number of wrong elements.

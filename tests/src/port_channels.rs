@@ -125,9 +125,9 @@ pub fn put_at_random(rank: &Rank, threads: u32, rounds: u64, seed: u64) {
                         unsafe { opened.write(lane, &bytes) };
                         let into = lane + PART * u64::from(1 + me) + at;
                         if round % 2 == 0 {
-                            channel.put_with_signal_and_flush(into, lane, bytes.len() as u64).expect("put");
+                            channel.put_with_signal_and_flush(lane, into, bytes.len() as u64).expect("put");
                         } else {
-                            channel.put(into, lane, bytes.len() as u64).expect("put");
+                            channel.put(lane, into, bytes.len() as u64).expect("put");
                             channel.signal().expect("signalled");
                             channel.flush().expect("flushed");
                         }

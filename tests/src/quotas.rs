@@ -4,7 +4,7 @@ use mccs_tenants::Resource;
 
 use crate::TestService;
 
-const RESOURCES: [Resource; 10] = [
+const RESOURCES: [Resource; 11] = [
     Resource::MemoryBytes,
     Resource::GpuMemoryBytes,
     Resource::Mappings,
@@ -15,6 +15,7 @@ const RESOURCES: [Resource; 10] = [
     Resource::MappedBytes,
     Resource::Descriptors,
     Resource::SentDescriptors,
+    Resource::KeptDescriptors,
 ];
 
 /// Returns when a tenant, which does nothing any more, holds nothing any more. The watchdog of the caller's ends what never comes back.

@@ -3,18 +3,28 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
+use mccs_c as _;
 use mccs_tests::TestService;
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Where libmccs.so is: beside this test, as it was built for it. Being a library of several kinds, the shim is built as all of
-/// them whenever tests need one.
-fn library_directory() -> PathBuf {
+/// The C library: beside this test, as it was built for it. Being a library of several kinds, its crate is built as all of them
+/// whenever tests need one.
+fn built_library() -> PathBuf {
     let program = std::env::current_exe().expect("own path");
-    let directory = program.parent().expect("a directory").to_owned();
-    assert!(directory.join("libmccs.so").exists(), "no libmccs.so in {}", directory.display());
+    let library = program.parent().expect("a directory").join("libmccs_c.so");
+    assert!(library.exists(), "no {}", library.display());
+    library
+}
+
+/// A folder with the library by its names: that of the linker, and that which programs then ask for.
+fn library_directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    for name in ["libmccs.so", "libmccs.so.0"] {
+        std::os::unix::fs::symlink(built_library(), directory.path().join(name)).expect("a link");
+    }
     directory
 }
 
@@ -35,11 +45,12 @@ fn compile(source: &Path, library: &Path, program: &Path) {
 #[test]
 fn c_programs_run_and_misuse_is_refused() {
     let service = TestService::start("");
-    let library = library_directory();
+    let libraries = library_directory();
+    let library = libraries.path();
     let directory = tempfile::tempdir().expect("a directory");
     let start = |program: &Path, rank: u32| -> Child {
         Command::new(program)
-            .env("LD_LIBRARY_PATH", &library)
+            .env("LD_LIBRARY_PATH", library)
             .env("MCCS_SOCKET", service.socket(0))
             .env("MCCS_RANK", rank.to_string())
             .env("MCCS_NRANKS", "2")
@@ -51,7 +62,7 @@ fn c_programs_run_and_misuse_is_refused() {
     };
     for name in ["all_reduce", "put"] {
         let example = directory.path().join(name);
-        compile(&workspace().join(format!("shim/examples/c/{name}.c")), &library, &example);
+        compile(&workspace().join(format!("shim/examples/c/{name}.c")), library, &example);
         let ranks = [start(&example, 0), start(&example, 1)];
         for mut rank in ranks {
             assert!(rank.wait().expect("a rank").success(), "{name}");
@@ -59,16 +70,16 @@ fn c_programs_run_and_misuse_is_refused() {
     }
     // As far as it goes where there is no GPU.
     let cuda = directory.path().join("cuda_all_reduce");
-    compile(&workspace().join("shim/examples/c/cuda_all_reduce.c"), &library, &cuda);
-    compile(&workspace().join("shim/examples/c/cuda_put.c"), &library, &cuda);
+    compile(&workspace().join("shim/examples/c/cuda_all_reduce.c"), library, &cuda);
+    compile(&workspace().join("shim/examples/c/cuda_put.c"), library, &cuda);
     let misuse = directory.path().join("misuse");
-    compile(&workspace().join("tests/tests/misuse.c"), &library, &misuse);
+    compile(&workspace().join("tests/tests/misuse.c"), library, &misuse);
     assert!(start(&misuse, 0).wait().expect("misuse").success());
     // Without the variable it is the user's own service.
     std::fs::create_dir(directory.path().join("mccs")).expect("a folder");
     std::os::unix::fs::symlink(service.socket(0), directory.path().join("mccs/mccs.sock")).expect("a link");
     let found = Command::new(&misuse)
-        .env("LD_LIBRARY_PATH", &library)
+        .env("LD_LIBRARY_PATH", library)
         .env_remove("MCCS_SOCKET")
         .env("XDG_RUNTIME_DIR", directory.path())
         .status();
@@ -81,7 +92,7 @@ fn an_installed_library_is_found_by_pkg_config_and_cmake() {
     let directory = tempfile::tempdir().expect("a directory");
     let (target, prefix) = (directory.path().join("target"), directory.path().join("prefix"));
     std::fs::create_dir_all(target.join("release")).expect("a directory");
-    std::fs::copy(library_directory().join("libmccs.so"), target.join("release/libmccs.so")).expect("copied");
+    std::fs::copy(built_library(), target.join("release/libmccs_c.so")).expect("copied");
     let installed = Command::new("bash")
         .arg(workspace().join("shim/install.sh"))
         .arg(&prefix)

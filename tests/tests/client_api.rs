@@ -26,6 +26,8 @@ fn a_rank_gives_up_after_its_own_time_and_does_not_haunt_the_others() {
     let error = client.communicator(id, 0, 2).timeout(timeout).join().expect_err("rank 1 is late");
     assert!(begin.elapsed() >= timeout);
     assert_eq!(error.class(), ErrorClass::Timeout, "{error}");
+    let origin = error.origin().expect("of a join");
+    assert_eq!((origin.communicator, origin.rank, origin.operation), (id, 0, None), "{error}");
     assert!(error.to_string().contains("rank 0") && error.to_string().contains(&id.to_string()), "{error}");
     // The other rank comes after all: it joins, and hears that nobody is there.
     let comm =
@@ -66,6 +68,17 @@ fn texts_that_name_nothing_are_refused_with_what_would() {
 }
 
 #[test]
+fn who_finds_no_service_learns_what_the_kernel_has_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let error = mccs::Client::connect(folder.path().join("nobody.sock")).expect_err("nobody listens");
+    assert!(matches!(&error, Error::Connect { .. }), "{error}");
+    for error in [error.clone(), error] {
+        let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
+        assert_eq!(source.map(std::io::Error::kind), Some(std::io::ErrorKind::NotFound), "{error}");
+    }
+}
+
+#[test]
 fn the_examples_ranks_find_every_element_right() {
     watchdog();
     let service = TestService::start("");
@@ -92,10 +105,12 @@ fn elements_of_memory_are_read_and_written_where_they_are_inside() {
 }
 
 #[test]
-fn an_empty_root_address_is_none() {
+fn an_empty_root_address_is_refused_and_none_is_not() {
     let service = TestService::start("");
     let (client, id) = (service.connect(0), mccs::unique_id().expect("an id"));
-    client.communicator(id, 0, 1).root_address("").join().expect("ranks of one service need none");
+    let error = client.communicator(id, 0, 1).root_address("").join().expect_err("no address");
+    assert!(matches!(&error, Error::InvalidArgument(why) if why.contains("give none")), "{error}");
+    client.communicator(id, 0, 1).root_address(None).join().expect("ranks of one service need none");
     assert_eq!(client.root_address(), None, "the service knows no other hosts");
 }
 
@@ -173,6 +188,9 @@ fn collectives_take_slices_that_carry_count_and_type() {
         let wrong = Collective::AllGather { send: own, recv: own };
         let refused = rank.comm.enqueue(&wrong, &rank.stream).expect_err("too short").to_string();
         assert!(refused.contains("receive slice has 50 elements, expected 150"), "{refused}");
+        let nobody = Collective::Send { send: own, peer: NRANKS };
+        let refused = rank.comm.enqueue(&nobody, &rank.stream).expect_err("no such rank").to_string();
+        assert!(refused.contains("rank 3 of a communicator of 3"), "{refused}");
     });
 }
 
@@ -202,6 +220,21 @@ fn a_failed_operation_says_which_communicator_rank_and_operation() {
             });
         }
     });
+}
+
+#[test]
+fn a_refused_join_says_which_communicator_and_rank_and_other_refusals_do_not() {
+    watchdog();
+    let (service, id) = (TestService::start(""), mccs::unique_id().expect("an id"));
+    let client = service.connect(0);
+    let ranks = [client.communicator(id, 0, 2), client.communicator(id, 1, 3)];
+    let error = mccs::CommunicatorBuilder::join_all(&ranks).expect_err("they contradict each other");
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    let origin = error.origin().expect("of a join");
+    assert_eq!((origin.communicator, origin.operation), (id, None), "{error}");
+    assert!(origin.rank < 2, "{origin:?}");
+    let error = client.allocate(1 << 60).expect_err("over the quota");
+    assert!(matches!(error, Error::Refused { .. }) && error.origin().is_none(), "{error:?}");
 }
 
 #[test]

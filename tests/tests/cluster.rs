@@ -8,7 +8,7 @@ use mccs_collective::Algorithm;
 use mccs_config::service::AlgorithmChoice;
 use mccs_exchange::protocol::{CommId, Name};
 use mccs_ipc::types::CollectiveKind;
-use mccs_model::rate_limit::Pace;
+use mccs_model::rate_limit::{CappedFlow, Pace};
 use mccs_telemetry::stuck::{StuckClass, StuckReport};
 use mccs_tests::cluster::{Cluster, Job, Misfortune, Options, Trouble};
 use mccs_transport::faulty::Faults;
@@ -278,7 +278,9 @@ fn shared(seed: u64) -> Result<u64, String> {
     let flow_bps = |comm: &CommId| if comm == heavy { 3 * part_bps } else { part_bps };
     cluster.set_paces(|host, comm| {
         let to = Name::new(&format!("h{}", (host + 1) % options.hosts)).expect("a name");
-        let flows = (0..options.channels as u16).map(|channel| (channel, to.clone(), flow_bps(comm))).collect();
+        let flows = (0..options.channels as u16)
+            .map(|channel| CappedFlow { channel, to: to.clone(), cap_bps: flow_bps(comm) })
+            .collect();
         Pace { flows, ..Pace::default() }
     });
     // Until all have heard it, and what had left before is paid for.

@@ -5,26 +5,42 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Crates of the workspace, a layer a row, from the top down. A crate imports crates of the rows below its own.
+/// Crates, a layer a row, from the top down. A crate imports crates of the rows below its own.
 const LAYERS: [&[&str]; 17] = [
-    &["mccs-tests"],
-    &["mccs-eval", "mccs-launcher", "mccs-ctl", "mccs-nccl", "mccs-nccl-net", "mccs-mscclpp"],
+    &["mccs-tests", "mccs-fuzz"],
+    &[
+        "mccs-eval",
+        "mccs-launcher",
+        "mccs-ctl",
+        "mccs-slurm",
+        "mccs-device-plugin",
+        "mccs-console",
+        "mccs-c",
+        "mccs-nccl",
+        "mccs-nccl-net",
+        "mccs-mscclpp",
+        "mccs-python",
+    ],
     &["mccs-service"],
     &["mccs-engines"],
     &["mccs-registry"],
     &["mccs-control", "mccs-device"],
     &["mccs-controller", "mccs-tenants"],
-    &["mccs-transport", "mccs-exchange"],
+    &["mccs-transport", "mccs-exchange", "mccs-handover"],
     &["mccs-telemetry"],
-    &["mccs-policy", "mccs-collective", "mccs-runtime", "mccs-net"],
+    &["mccs-policy", "mccs-collective", "mccs-runtime", "mccs-net", "mccs-store"],
     &["mccs-model"],
     &["mccs"],
     &["mccs-emulated-driver", "mccs-emulated-nics"],
     &["mccs-cuda"],
     &["mccs-kernels", "mccs-rails"],
     &["mccs-ipc"],
-    &["mccs-config"],
+    &["mccs-config", "mccs-http"],
 ];
+
+/// Manifests: the workspace's, and those of packages that are workspaces of their own.
+const MANIFESTS: [&str; 4] =
+    ["Cargo.toml", "python/Cargo.toml", "service/kubernetes/Cargo.toml", "tests/fuzz/Cargo.toml"];
 
 /// Modules that import each other, by crate and folder, and why that is so. No modules: all of the folder may.
 const CIRCLES: &[(&str, &[&str], &str)] = &[
@@ -40,7 +56,11 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         "each of the driver's objects has methods that take the others",
     ),
     ("mccs-eval::cuda", &["nccl", "p2p", "rank"], "a rank of a benchmark runs p2p and collectives over either library"),
-    ("mccs-eval::fabric", &["remove", "state"], "what a failed set-up has made is removed by its state"),
+    (
+        "mccs-eval::fabric",
+        &["error", "execute", "netns", "remove", "state"],
+        "an error names a fabric's phase, commands and name spaces end with errors, and a failed set-up is removed by its state",
+    ),
     (
         "mccs-eval::simulator",
         &["cluster", "engine", "traffic"],
@@ -68,7 +88,6 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         "the kinds of execution are methods of one communicator",
     ),
     ("mccs::cuda::host_staged", &["captured", "p2p"], "captured graphs replay p2p, which records itself in them"),
-    ("mccs::ffi", &["collectives", "communicators"], "C functions of both share the table of handles"),
     (
         "mccs-ipc",
         &["device_initiated", "large"],
@@ -156,19 +175,38 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Packages of the workspace: name, folder of the sources, and what each imports outside of its tests.
-fn packages() -> Vec<(String, PathBuf, Vec<String>)> {
-    let arguments = ["metadata", "--format-version", "1", "--no-deps", "--offline"];
+/// A package of this repository.
+struct Package {
+    name: String,
+    /// Where its manifest is, from the root.
+    folder: String,
+    sources: PathBuf,
+    /// Which of the others it imports outside of its tests.
+    imports: Vec<String>,
+}
+
+fn packages() -> Vec<Package> {
+    MANIFESTS.iter().flat_map(|manifest| packages_of(manifest)).collect()
+}
+
+fn packages_of(manifest: &str) -> Vec<Package> {
+    let arguments = ["metadata", "--format-version", "1", "--no-deps", "--offline", "--manifest-path", manifest];
     let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{manifest}: {}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    let top = root().canonicalize().expect("the repository");
     let package = |package: &serde_json::Value| {
         let dependencies = package["dependencies"].as_array().expect("a list");
         let normal = dependencies.iter().filter(|one| one["kind"].is_null() && !one["path"].is_null());
-        let manifest = PathBuf::from(text(&package["manifest_path"]));
-        let sources = manifest.parent().expect("a folder").join("src");
-        (text(&package["name"]), sources, normal.map(|one| text(&one["name"])).collect())
+        let manifest = PathBuf::from(text(&package["manifest_path"])).canonicalize().expect("a manifest");
+        let folder = manifest.parent().expect("a folder");
+        Package {
+            name: text(&package["name"]),
+            folder: folder.strip_prefix(&top).expect("in the repository").to_string_lossy().into_owned(),
+            sources: folder.join("src"),
+            imports: normal.map(|one| text(&one["name"])).collect(),
+        }
     };
     metadata["packages"].as_array().expect("a list").iter().map(package).collect()
 }
@@ -191,8 +229,42 @@ fn upward_imports(packages: impl IntoIterator<Item = (String, Vec<String>)>) -> 
 
 #[test]
 fn crates_import_only_crates_of_lower_layers() {
-    let wrong = upward_imports(packages().into_iter().map(|(name, _, imports)| (name, imports)));
+    let wrong = upward_imports(packages().into_iter().map(|package| (package.name, package.imports)));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Folders that a crate map names, a layer a set: a row with a first cell begins one.
+fn layers_of_map(map: &str) -> Vec<BTreeSet<String>> {
+    let mut layers = Vec::<BTreeSet<String>>::new();
+    for row in map.lines().filter(|line| line.starts_with("| ")).skip(2) {
+        let mut cells = row.split('|').skip(1).map(str::trim);
+        let (layer, folders) = (cells.next().unwrap_or_default(), cells.next().unwrap_or_default());
+        if !layer.is_empty() || layers.is_empty() {
+            layers.push(BTreeSet::new());
+        }
+        let named = folders.split('`').skip(1).step_by(2).map(str::to_owned);
+        layers.last_mut().expect("pushed above").extend(named);
+    }
+    layers
+}
+
+#[test]
+fn the_crate_map_of_the_architecture_has_the_layers() {
+    let page = fs::read_to_string(root().join("docs/ARCHITECTURE.md")).expect("the page");
+    let (_, rest) = page.split_once("\n## Crate map\n").expect("the section");
+    let map = layers_of_map(rest.split("\n## ").next().expect("its text"));
+    let packages = packages();
+    let folder = |name: &&str| packages.iter().find(|one| one.name == *name).expect("a crate").folder.clone();
+    let layers: Vec<BTreeSet<String>> = LAYERS.iter().map(|layer| layer.iter().map(folder).collect()).collect();
+    assert_eq!(map, layers, "docs/ARCHITECTURE.md (left) and LAYERS (right) differ");
+}
+
+#[test]
+fn a_map_is_read_by_layers() {
+    let map =
+        "Text.\n\n| layer | folder | what |\n| --- | --- | --- |\n| a | `b`, `c` | `d` |\n| | `e` | |\n| f | `g` | |\n";
+    let set = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+    assert_eq!(layers_of_map(map), [set(&["b", "c", "e"]), set(&["g"])]);
 }
 
 #[test]
@@ -262,6 +334,30 @@ fn uses(text: &str) -> Vec<String> {
     trees
 }
 
+/// Paths from `crate` or `super` on that a file names outside of its `use` trees, comments and tests.
+fn inline_paths(text: &str) -> Vec<String> {
+    let is_of_path = |character: char| character.is_alphanumeric() || "_:".contains(character);
+    let mut paths = Vec::new();
+    for line in without_tests(text).lines() {
+        let code = line.split("//").next().unwrap_or_default();
+        let is_use = code.trim_start().trim_start_matches("pub ").starts_with("use ");
+        if is_use {
+            continue;
+        }
+        for (at, first) in ["crate::", "super::"].iter().flat_map(|first| code.match_indices(first)) {
+            let before = &code[..at];
+            // `$crate` is a macro's, `pub(in crate::a)` says who sees, and what stands in a longer path is found from its beginning.
+            if before.ends_with(|one: char| is_of_path(one) || one == '$') || before.ends_with("in ") {
+                continue;
+            }
+            let rest = &code[at + first.len()..];
+            let end = rest.find(|one| !is_of_path(one)).unwrap_or(rest.len());
+            paths.push(format!("{first}{}", &rest[..end]).trim_end_matches(':').to_owned());
+        }
+    }
+    paths
+}
+
 /// A crate's modules with their files' texts. Files of tests are left out.
 fn modules(sources: &Path) -> BTreeMap<Module, String> {
     let mut found = BTreeMap::new();
@@ -328,16 +424,21 @@ fn home(path: &Module, all: &BTreeMap<Module, String>, handed_on: &BTreeMap<Modu
     path
 }
 
-/// Which modules of one folder import which others of it, by folder.
+/// Which modules of one folder import which others of it, by folder. A parent and its children are left out: a folder's `mod.rs` hands on
+/// what its files have, and its files share what it has, so that the two are one room with one door.
 fn sibling_imports(all: &BTreeMap<Module, String>) -> BTreeMap<Module, BTreeMap<String, BTreeSet<String>>> {
+    let imported = |module: &Module, text: &str| -> Vec<Module> {
+        let named = uses(text).iter().flat_map(|tree| leaves(tree)).collect::<Vec<_>>();
+        named.iter().filter_map(|path| absolute(module, path, all)).collect()
+    };
     let paths = |module: &Module, text: &str| -> Vec<Module> {
-        let paths = uses(text).iter().flat_map(|tree| leaves(tree)).collect::<Vec<_>>();
-        paths.iter().filter_map(|path| absolute(module, path, all)).collect()
+        let named = uses(text).iter().flat_map(|tree| leaves(tree)).chain(inline_paths(text)).collect::<Vec<_>>();
+        named.iter().filter_map(|path| absolute(module, path, all)).collect()
     };
     let mut handed_on = BTreeMap::new();
     for (module, text) in all {
         for path in
-            paths(module, text).into_iter().filter(|path| path.len() > module.len() + 1 && path.starts_with(module))
+            imported(module, text).into_iter().filter(|path| path.len() > module.len() + 1 && path.starts_with(module))
         {
             let name = path.last().cloned().into_iter();
             handed_on.insert(module.iter().cloned().chain(name).collect::<Module>(), path);
@@ -378,7 +479,7 @@ fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>
 fn modules_of_a_folder_import_each_other_one_way() {
     let mut wrong = Vec::new();
     let mut found = BTreeSet::new();
-    for (name, sources, _) in packages() {
+    for Package { name, sources, .. } in packages() {
         for (folder, imports) in sibling_imports(&modules(&sources)) {
             let folder = [vec![name.clone()], folder].concat().join("::");
             for circle in circles(&imports) {
@@ -407,6 +508,23 @@ fn a_circle_is_found_through_what_a_module_hands_on() {
         ("a", "#[cfg(test)]\nmod tests;\nuse crate::{B, fmt as _};\nuse super::c::deep::C;\n"),
         ("b", "use super::a::{\n    A,\n};\n#[cfg(test)]\nmod tests {\n}\n"),
         ("c", "#[cfg(test)]\nmod tests {\nuse crate::a::A;\n}\n"),
+    ];
+    let all = sources.map(|(path, text)| (module(path), text.to_owned())).into();
+    let imports = sibling_imports(&all);
+    assert_eq!(circles(&imports[&Module::new()]), BTreeSet::from([vec!["a".to_owned(), "b".to_owned()]]));
+}
+
+#[test]
+fn a_circle_of_paths_that_no_use_names_is_found() {
+    let module = |path: &str| path.split("::").filter(|one| !one.is_empty()).map(str::to_owned).collect::<Module>();
+    let sources = [
+        ("", "mod a;\nmod b;\nmod c;\n"),
+        ("a", "enum Error {\n    Down(super::b::Phase),\n}\n"),
+        ("b", "pub(in crate::c) fn phase() -> Result<Phase, crate::a::Error> {\n    $crate::c::call()\n}\n"),
+        (
+            "c",
+            "// See super::a::Error.\nfn call() -> super::b::Phase {}\n#[cfg(test)]\nmod tests {\n    crate::a::call();\n}\n",
+        ),
     ];
     let all = sources.map(|(path, text)| (module(path), text.to_owned())).into();
     let imports = sibling_imports(&all);

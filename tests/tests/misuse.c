@@ -83,12 +83,12 @@ int main(void) {
     EXPECT(mccsSuccess, mccsPortChannelCreate(&channel, comm, 0, 1, memory, &remote));
     EXPECT(mccsSuccess, mccsPortChannelCreate(&signals, comm, 0, 1, NULL, NULL));
     EXPECT(mccsInvalidArgument, mccsPortChannelPut(signals, 0, 0, 1));
-    EXPECT(mccsInvalidArgument, mccsPortChannelPut(channel, 33, 0, 32));
-    EXPECT(mccsInvalidArgument, mccsPortChannelPut(channel, (uint64_t)-1, 0, 2));
+    EXPECT(mccsInvalidArgument, mccsPortChannelPut(channel, 0, 33, 32));
+    EXPECT(mccsInvalidArgument, mccsPortChannelPut(channel, 0, (uint64_t)-1, 2));
     EXPECT(mccsInvalidArgument, mccsPortChannelSignal(NULL));
-    EXPECT(mccsTimeout, mccsPortChannelWaitFor(channel, 10));
+    EXPECT(mccsInProgress, mccsPortChannelWaitFor(channel, 10));
     data[0] = 5;
-    EXPECT(mccsSuccess, mccsPortChannelPutWithSignalAndFlush(channel, 32, 0, 32));
+    EXPECT(mccsSuccess, mccsPortChannelPutWithSignalAndFlush(channel, 0, 32, 32));
     EXPECT(mccsSuccess, mccsPortChannelWait(signals));
     if (data[8] != 5) return 1;
     EXPECT(mccsSuccess, mccsPortChannelPoll(channel, &number));
@@ -177,7 +177,7 @@ int main(void) {
     EXPECT(mccsSuccess, mccsStreamSynchronize(stream));
     EXPECT(mccsSuccess, mccsStreamSynchronize(other));
     EXPECT(mccsSuccess, mccsStreamDestroy(other));
-    EXPECT(mccsSuccess, mccsMemDeregister(client, data));
+    EXPECT(mccsSuccess, mccsMemFree(client, data));
     EXPECT(mccsSuccess, mccsCommAbort(comms[0]));
     EXPECT(mccsSuccess, mccsBarrier(comms[1], stream));
     EXPECT(mccsRemoteError, mccsStreamSynchronize(stream));

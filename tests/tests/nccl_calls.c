@@ -301,26 +301,7 @@ static void check_quickly(const struct member *m) {
     check_points(m);
 }
 
-/* Kernels of the caller's reach nobody, and are promised nothing. */
-static void check_teams(const struct member *m) {
-    ncclTeam_t world = ncclTeamWorld(m->comm), lsa = ncclTeamLsa(m->comm), rail = ncclTeamRail(m->comm);
-    TRUE(world.nRanks == m->n && world.rank == m->rank && world.stride == 1);
-    TRUE(lsa.nRanks == 1 && lsa.rank == 0);
-    TRUE(rail.nRanks == m->n && rail.rank == m->rank && rail.stride == 1);
-    EXPECT(m->n - 1, ncclTeamRankToWorld(m->comm, world, m->n - 1));
-    EXPECT(m->rank, ncclTeamRankToWorld(m->comm, lsa, 0));
-    EXPECT(0, ncclTeamRankToLsa(m->comm, rail, m->rank));
-    EXPECT(200, ncclLLA2ACalcSlots(100, 16));
-    EXPECT(300, ncclLLA2ACalcSlots(100, 17));
-    EXPECT(1, ncclTeamCft(m->comm, 0).nRanks);
-    EXPECT(1, ncclTeamCftMultimem(m->comm).nRanks);
-    EXPECT(invalidUsage, ncclLsaBarrierCreateRequirement(lsa, 1, NULL, NULL));
-    EXPECT(invalidUsage, ncclGinBarrierCreateRequirement(m->comm, rail, 1, NULL, NULL));
-    EXPECT(invalidUsage, ncclLLA2ACreateRequirement(1, 1, NULL, NULL));
-    EXPECT(invalidUsage, ncclGinOutboxCreateRequirement(1, 1, NULL, NULL));
-    EXPECT(invalidUsage, ncclGinInboxA2ACreateRequirement(rail, 1, 1, NULL, NULL));
-    EXPECT(0, ncclTeamWorld(NULL).nRanks);
-}
+#include "nccl_windows.h"
 
 static void call_wrongly(const struct member *m) {
     void *send = (void *)in, *recv = (void *)out, *odd = (void *)(in + 1);
@@ -653,6 +634,34 @@ static void check_unwaited(void) {
     OK(ncclCommDestroy(all.comm));
 }
 
+/* Each rank of this process puts the second half of its buffer into the first half of the next one's. */
+static void put_in_one_process(ncclComm_t *comms, CUstream *streams, CUcontext *contexts, CUdeviceptr *buffers, void **windows, int n, int count) {
+    size_t half = count / 2 * 4;
+    round_number++;
+    for (int i = 0; i < n; i++) {
+        fill(i, 0, count / 2);
+        CUDA(cuCtxSetCurrent(contexts[i]));
+        to_gpu(buffers[i] + half, given, half);
+    }
+    OK(ncclGroupStart());
+    for (int i = 0; i < n; i++) OK(ncclCommWindowRegister(comms[i], (void *)buffers[i], count * 4, &windows[i], 0));
+    OK(ncclGroupEnd());
+    OK(ncclGroupStart());
+    for (int i = 0; i < n; i++) {
+        ncclWaitSignalDesc_t wait = {1, (i + n - 1) % n, 0, 0};
+        CUDA(cuCtxSetCurrent(contexts[i]));
+        OK(ncclWaitSignal(1, &wait, comms[i], streams[i]));
+        OK(ncclPutSignal((void *)(buffers[i] + half), count / 2, int32, (i + 1) % n, windows[i], 0, 0, 0, 0, comms[i], streams[i]));
+    }
+    OK(ncclGroupEnd());
+    for (int i = 0; i < n; i++) {
+        CUDA(cuCtxSetCurrent(contexts[i]));
+        CUDA(cuStreamSynchronize(streams[i]));
+        has_come(buffers[i], (i + n - 1) % n, 0, count / 2);
+        OK(ncclCommWindowDeregister(comms[i], windows[i]));
+    }
+}
+
 /* All GPUs in one process, the last one first. */
 static void check_init_all(void) {
     enum { COUNT = 1000 };
@@ -671,6 +680,7 @@ static void check_init_all(void) {
         CUcontext contexts[RANKS_MAX];
         CUstream streams[RANKS_MAX];
         CUdeviceptr buffers[RANKS_MAX];
+        void *windows[RANKS_MAX];
         OK(ncclCommInitAll(comms, gpus, has_list ? list : NULL));
         round_number++;
         for (int i = 0; i < gpus; i++) {
@@ -699,9 +709,12 @@ static void check_init_all(void) {
             CUDA(cuMemcpyDtoH_v2(got, buffers[i], COUNT * 4));
             for (int at = 0; at < COUNT; at++) store(given, int32, at, value(gpus - 1, at, -99, 199));
             TRUE(memcmp(given, got, COUNT * 4) == 0);
+        }
+        if (reach_each_other(&(struct member){comms[0], 0, gpus})) put_in_one_process(comms, streams, contexts, buffers, windows, gpus, COUNT);
+        for (int i = 0; i < gpus; i++) {
+            OK(ncclCommDestroy(comms[i]));
             CUDA(cuMemFree_v2(buffers[i]));
         }
-        for (int i = 0; i < gpus; i++) OK(ncclCommDestroy(comms[i]));
     }
 }
 
@@ -767,6 +780,9 @@ static void be_rank(void) {
         EXPECT(remoteError, ncclSend((void *)in, 99, float32, (all.rank + 1) % all.n, all.comm, stream));
         OK(ncclCommDestroy(all.comm));
     }
+    all.comm = joined(0);
+    if (world_size > 1 && reach_each_other(&all)) check_waits_in_vain(&all);
+    else OK(ncclCommDestroy(all.comm));
     check_unwaited();
     if (world_size > 1) check_growth();
     if (world_size > 1) check_names();

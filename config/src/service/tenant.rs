@@ -1,12 +1,21 @@
-//! `[[tenant]]` of `service.toml`: socket, users that may connect, quotas, weight, traffic classes.
+//! `[[tenant]]` of `service.toml`: socket, users that may connect, quotas, weight, traffic classes, labels; and the same as a
+//! file of its own, of a tenant that is added while the service runs.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
 use crate::units::Bytes;
-use crate::validate::Problems;
+use crate::validate::{Problems, Validate};
+
+/// In the runtime folder: the folders of tenants that are added while the service runs, one each, by name.
+pub const TENANTS_FOLDER: &str = "tenants";
+/// Labels of metrics that are not the operator's.
+const OWN_LABELS: [&str; 2] = ["tenant", "rules"];
+/// Longest value of a label: the name of a pod.
+const LABEL_BYTES_MAX: usize = 253;
 
 /// A tenant's socket where the file gives none.
 pub const TENANT_SOCKET: &str = "mccs.sock";
@@ -52,6 +61,15 @@ pub struct TenantConfig {
     /// upper six bits. Others run without a class.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traffic_classes: Vec<u8>,
+    /// The tenant of `policy.toml` whose caps, shares and priority hold for it, together with all others that name the same. Absent: its own name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<String>,
+    /// Part of the path of a cgroup in which processes that connect must be, such as `job_4711`. Absent: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// What operators are told beside its name, in metrics too. The one called `job` holds for its communicators, whatever their processes say.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 fn default_socket() -> PathBuf {
@@ -93,24 +111,27 @@ impl TenantConfig {
             max_regions: default_max_regions(),
             weight: default_weight(),
             traffic_classes: Vec::new(),
+            rules: None,
+            cgroup: None,
+            labels: BTreeMap::new(),
         }
     }
 }
 
-impl TenantConfig {
-    pub(super) fn validate_at(&self, key: &str, problems: &mut Problems) {
-        problems.name(format!("{key}.name"), &self.name);
+crate::document!(TenantConfig, written);
+
+impl Validate for TenantConfig {
+    fn validate(&self, problems: &mut Problems) {
+        problems.name("name", &self.name);
         if self.uids.as_ref().is_some_and(Vec::is_empty) {
-            problems.add(
-                format!("{key}.uids"),
-                "lists nobody; name at least one user id, or leave the key out to admit every user",
-            );
+            let message = "lists nobody; name at least one user id, or leave the key out to admit every user";
+            problems.add("uids", message);
         }
         for (name, value, limit) in [
             ("max_memory", self.max_memory, limits::MEMORY),
             ("max_gpu_memory", self.max_gpu_memory, limits::GPU_MEMORY),
         ] {
-            value.iter().for_each(|value| problems.within(format!("{key}.{name}"), value, &limit));
+            value.iter().for_each(|value| problems.within(name, value, &limit));
         }
         for (name, value, limit) in [
             ("max_sessions", self.max_sessions, limits::SESSIONS),
@@ -120,7 +141,30 @@ impl TenantConfig {
             ("max_regions", Some(self.max_regions), limits::REGIONS),
             ("weight", Some(self.weight), limits::TENANT_WEIGHT),
         ] {
-            value.iter().for_each(|value| problems.within(format!("{key}.{name}"), value, &limit));
+            value.iter().for_each(|value| problems.within(name, value, &limit));
+        }
+        self.rules.iter().for_each(|rules| problems.name("rules", rules));
+        self.cgroup.iter().for_each(|cgroup| problems.name("cgroup", cgroup));
+        self.validate_labels(problems);
+    }
+}
+
+impl TenantConfig {
+    fn validate_labels(&self, problems: &mut Problems) {
+        problems.within("labels", &(self.labels.len() as u32), &limits::LABELS);
+        for (label, value) in &self.labels {
+            let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            let is_name = label.starts_with(|c: char| c.is_ascii_lowercase()) && label.chars().all(allowed);
+            if !is_name || OWN_LABELS.contains(&label.as_str()) {
+                let own = OWN_LABELS.join("\" or \"");
+                let message = format!("a label has lower-case letters, digits and '_', and is not \"{own}\"");
+                problems.add(format!("labels.{label}"), message);
+            }
+            if value.is_empty() || value.len() > LABEL_BYTES_MAX || value.chars().any(char::is_control) {
+                let message =
+                    format!("a label's value has 1 to {LABEL_BYTES_MAX} bytes, none of them a control character");
+                problems.add(format!("labels.{label}"), message);
+            }
         }
     }
 }

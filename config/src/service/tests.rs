@@ -172,8 +172,16 @@ fn values_out_of_range_get_their_line_and_the_range() {
     only("[runtime]\nspin_while_waiting = \"1s\"\n", 2, "runtime.spin_while_waiting", "10ms");
     only("[host_device]\npiece_bytes = \"5000\"\n", 2, "host_device.piece_bytes", "4KiB");
     only("[service]\nruntime_dir = \"x\"\n", 2, "service.runtime_dir", "absolute");
-    only("tenant = []\n", 1, "tenant", "from 1");
     only("[[tenant]]\nname = \"a\"\nuids = []\n", 3, "tenant[0].uids", "nobody");
+}
+
+/// Where each job has a tenant of its own, nobody else is to connect.
+#[test]
+fn there_may_be_no_tenants_but_those_that_are_added() {
+    let config = ServiceConfig::parse("tenant = []\n[cuda]\nuse = \"off\"\n", "service.toml").unwrap();
+    assert_eq!(config.tenants, []);
+    let printed = config.to_toml();
+    assert_eq!(ServiceConfig::parse(&printed, "service.toml").unwrap(), config, "{printed}");
 }
 
 #[test]
@@ -228,6 +236,20 @@ fn a_file_that_is_no_text_is_refused_where_it_is_not() {
     assert!(error.contains(":2:10: ") && error.contains("0xfc is no UTF-8"), "{error}");
     let error = ServiceConfig::load(Path::new("/dev/zero")).unwrap_err().to_string();
     assert!(error.contains("/dev/zero: is longer than 16MiB"), "{error}");
+}
+
+#[test]
+fn the_next_program_is_named_also_by_a_file_of_another_release() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let binary_in = |text: &str| {
+        std::fs::write(file.path(), text).unwrap();
+        ServiceConfig::binary_in(file.path())
+    };
+    assert_eq!(binary_in("[service]\nbinary = \"/b\"\nlater = 1\n[later]\nkey = 2\n").unwrap(), Some("/b".into()));
+    assert_eq!(binary_in("[later]\nkey = 2\n").unwrap(), None);
+    assert!(binary_in("[service]\nbinary = 7\n").is_err());
+    assert!(binary_in("[service\n").is_err());
+    only("[service]\nbinary = \"mccs-service\"\n", 2, "service.binary", "an absolute path");
 }
 
 #[test]
@@ -314,6 +336,55 @@ fn a_controller_is_one_of_the_hosts_and_says_its_files() {
 }
 
 #[test]
+fn controllers_that_are_elected_are_hosts_and_each_says_its_files() {
+    let with = |lines: &str| cluster(&format!("[controller]\n{lines}\n"), HOSTS);
+    let files = "topology = \"/t.toml\"\npolicy = \"/p.toml\"";
+    let good = with(&format!("hosts = [\"b\", \"a\"]\n{files}"));
+    let config = ServiceConfig::parse(&good, "service.toml").unwrap();
+    assert_eq!(ServiceConfig::parse(&config.to_toml(), "service.toml").unwrap(), config);
+    assert!(ServiceConfig::parse(&with("hosts = [\"b\"]"), "service.toml").is_ok(), "this host is none of them");
+    only(&with(&format!("hosts = [\"a\", \"bb\"]\n{files}")), 9, "controller.hosts", "did you mean \"b\"?");
+    only(&with(&format!("hosts = [\"a\", \"a\"]\n{files}")), 9, "controller.hosts", "twice");
+    only(&with(&format!("host = \"a\"\nhosts = [\"a\"]\n{files}")), 10, "controller.hosts", "exclude each other");
+    only(&with("hosts = [\"a\"]\ntopology = \"/t.toml\""), 8, "controller.policy", "may be elected");
+    only(&with(files), 8, "controller", "must name the controller");
+}
+
+#[test]
+fn a_store_says_what_its_kind_needs_and_nothing_else() {
+    let controller = "[controller]\nhosts = [\"b\"]\n";
+    let with = |lines: &str| cluster(&format!("{controller}[store]\ncluster = \"c\"\n{lines}\n"), HOSTS);
+    let etcd = "kind = \"etcd\"\nendpoints = [\"https://10.0.0.1:2379\"]\nauthority = \"/a\"";
+    let users = format!("{etcd}\ncertificate = \"/c\"\nkey = \"/k\"\nuser = \"mccs\"\npassword_file = \"/p\"");
+    for good in [with(etcd), with(&users), with("kind = \"folder\"\nfolder = \"/f\"")] {
+        let config = ServiceConfig::parse(&good, "service.toml").unwrap();
+        assert_eq!(ServiceConfig::parse(&config.to_toml(), "service.toml").unwrap(), config);
+        assert_eq!(config.store.unwrap().prefix(), "/mccs/c/");
+    }
+    let elected_by_nobody = cluster(&format!("[store]\ncluster = \"c\"\n{etcd}\n"), HOSTS);
+    only(&elected_by_nobody, 8, "store", "hosts = [...]");
+    only(&with("kind = \"etcd\""), 10, "store.endpoints", "must name");
+    let history = with(etcd).replace("hosts = [\"b\"]\n", "hosts = [\"b\"]\nhistory = \"/h\"\n");
+    only(&history, 10, "controller.history", "kept in the store");
+    only(&with("kind = \"etcd\"\nendpoints = [\"10.0.0.1:2379\"]"), 13, "store.endpoints", "no URL");
+    only(&with("kind = \"etcd\"\nendpoints = [\"https://10.0.0.1:2379\"]"), 10, "store.authority", "for https");
+    only(&with(&format!("{etcd}\nkey = \"/k\"")), 10, "store.certificate", "belong together");
+    only(&with(&format!("{etcd}\nuser = \"u\"")), 15, "store.user", "belong together");
+    only(&with(&format!("{etcd}\nfolder = \"/f\"")), 15, "store.folder", "leave it out");
+    only(&with(&format!("{etcd}\nlease = \"1s\"")), 15, "store.lease", "from 2s");
+    only(&with(&format!("{etcd}\nlease = \"2500ms\"")), 15, "store.lease", "whole seconds");
+    only(&with(&format!("{etcd}\ntimeout = \"2s\"")), 15, "store.timeout", "half of store.lease, 2s");
+    only(&with("kind = \"folder\""), 10, "store.folder", "must name the folder");
+    only(&with("kind = \"folder\"\nfolder = \"f\""), 13, "store.folder", "absolute");
+    only(
+        &with("kind = \"folder\"\nfolder = \"/f\"\nuser = \"u\"\npassword_file = \"/p\""),
+        14,
+        "store.user",
+        "leave it out",
+    );
+}
+
+#[test]
 fn streams_wait_for_events_where_the_service_does_everything() {
     let parse = |text: &str| ServiceConfig::parse(text, "service.toml");
     assert!(parse("[cuda]\nexecution = \"service\"\nordering = \"events\"\n").is_ok());
@@ -379,6 +450,7 @@ fn pages_show_keys_that_there_are() {
     keys_of(&toml::from_str(include_str!("../../examples/service.toml")).unwrap(), "", &mut known);
     // Shown as comments there, since they are not for every host.
     known.extend(["strategy.path.device", "controller.links", "controller.history"].map(String::from));
+    known.extend(["url", "interval", "attributes.k8s.cluster.name"].map(|key| format!("metrics.otlp.{key}")));
     let mut shown = std::collections::BTreeSet::new();
     for block in pages.iter().flat_map(|page| page.split("```toml").skip(1)) {
         let (block, _) = block.split_once("```").expect("a block ends");

@@ -9,7 +9,7 @@ use clap::Parser;
 use libloading::{Library, Symbol};
 use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream};
 use mccs_eval::cuda::nccl::{AllReduces, Nccl, NcclId};
-use mccs_eval::cuda::processes::run_ranks_within;
+use mccs_eval::cuda::processes::{context_of, run_ranks_within};
 use mccs_eval::stats::median;
 use serde::Serialize;
 
@@ -90,26 +90,12 @@ fn main() -> anyhow::Result<()> {
             // The library's first calls are made in a context.
             let context = context_of(0)?;
             let _entered = context.enter()?;
-            let id: String = Nccl::unique_id(&arguments.library)?.0.iter().map(|byte| format!("{byte:02x}")).collect();
+            let id = Nccl::unique_id(&arguments.library)?.to_hex();
             run_ranks_within(arguments.nranks, Some(Duration::from_secs(arguments.seconds)), |rank| {
                 ["--rank", &rank.to_string(), "--id", &id].into_iter().map(Into::into).collect::<Vec<_>>()
             })
         }
     }
-}
-
-fn context_of(gpu: u32) -> anyhow::Result<Context> {
-    let gpus = mccs_cuda::gpus()?;
-    Ok(Context::primary(gpus.get(gpu as usize).with_context(|| format!("GPU {gpu} of {}", gpus.len()))?)?)
-}
-
-fn id_of(text: &str) -> anyhow::Result<NcclId> {
-    let mut id = NcclId([0; 128]);
-    ensure!(text.len() == 2 * id.0.len() && text.is_ascii(), "the communicator's id is not whole");
-    for (index, byte) in id.0.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16)?;
-    }
-    Ok(id)
 }
 
 fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
@@ -197,7 +183,7 @@ struct Bench {
 impl Bench {
     fn join(arguments: &Arguments, context: &Context, rank: u32) -> anyhow::Result<Self> {
         Ok(Bench {
-            nccl: Nccl::join(&arguments.library, id_of(&arguments.id)?, rank, arguments.nranks)?,
+            nccl: Nccl::join(&arguments.library, NcclId::from_hex(&arguments.id)?, rank, arguments.nranks)?,
             stream: OwnedStream::new(context)?,
             events: [Event::new(context, true)?, Event::new(context, true)?],
             memory: DeviceMemory::zeroed(context, 2 * ROOM as usize)?,

@@ -34,6 +34,9 @@ struct Arguments {
     /// Bytes that are put in all for a measurement of puts, about.
     #[arg(long, default_value_t = 256 << 20)]
     total: u64,
+    /// Connections of other communicators of the same ranks that are open meanwhile, and carry nothing.
+    #[arg(long, default_value_t = 0)]
+    beside: u8,
 }
 
 /// A rank, its memory and the channel to the other. Puts are from the first half of the memory into the second.
@@ -43,7 +46,7 @@ struct Pair {
     channel: PortChannel,
     /// What the channel puts from, as long as it is there.
     _registered: RegisteredMemory,
-    _comm: Communicator,
+    comm: Communicator,
     bootstrap: Bootstrap,
     half: u64,
 }
@@ -53,7 +56,8 @@ impl Pair {
         ensure!(rank.nranks == 2, "two ranks, not {}", rank.nranks);
         let (client, comm) = rank.join()?;
         let root = &*rank.root_address;
-        let mut bootstrap = client.communicator(rank.unique_id, rank.rank, 2).root_address(root).join_bootstrap()?;
+        let mut bootstrap =
+            client.communicator(rank.unique_id, rank.rank, 2).root_address_or_empty(root).join_bootstrap()?;
         let (channels, region, peer) = (comm.port_channels()?, client.allocate(2 * half)?, 1 - rank.rank);
         let registered = channels.register(region.at(0), 2 * half)?;
         let told = bootstrap.all_gather(&registered.remote().to_bytes())?;
@@ -67,7 +71,19 @@ impl Pair {
             (state >> 24) as u8
         });
         bootstrap.barrier()?;
-        Ok(Pair { me: rank.rank, region, channel, _registered: registered, _comm: comm, bootstrap, half })
+        Ok(Pair { me: rank.rank, region, channel, _registered: registered, comm, bootstrap, half })
+    }
+
+    /// A connection of another communicator of the same ranks, over which a signal has gone each way.
+    fn open_beside(&self, rank: &RankArguments, number: u8) -> anyhow::Result<(Communicator, PortChannel)> {
+        let mut id = rank.unique_id;
+        id.0[0] ^= number;
+        let comm =
+            self.comm.client().communicator(id, rank.rank, 2).root_address_or_empty(&rank.root_address).join()?;
+        let channel = comm.port_channels()?.signal_channel(1 - rank.rank, 0)?;
+        channel.signal()?;
+        channel.wait()?;
+        Ok((comm, channel))
     }
 
     /// Times of one put with a signal each way.
@@ -77,11 +93,11 @@ impl Pair {
         for iteration in 0..iterations / 10 + iterations {
             let start = Instant::now();
             if self.me == 0 {
-                self.channel.put_with_signal(self.half, 0, bytes)?;
+                self.channel.put_with_signal(0, self.half, bytes)?;
                 self.channel.wait()?;
             } else {
                 self.channel.wait()?;
-                self.channel.put_with_signal(self.half, 0, bytes)?;
+                self.channel.put_with_signal(0, self.half, bytes)?;
             }
             if iteration >= iterations / 10 {
                 latencies.add(start.elapsed());
@@ -117,7 +133,7 @@ impl Pair {
         if self.me == 0 {
             for number in 0..count {
                 let at = number % places * bytes;
-                self.channel.put(self.half + at, at, bytes)?;
+                self.channel.put(at, self.half + at, bytes)?;
             }
             self.channel.signal()?;
             self.channel.wait()?;
@@ -135,7 +151,7 @@ impl Pair {
         self.bootstrap.barrier()?;
         let start = Instant::now();
         for _ in 0..iterations {
-            self.channel.put_with_signal(self.half, 0, bytes)?;
+            self.channel.put_with_signal(0, self.half, bytes)?;
             self.channel.wait()?;
         }
         Ok(start.elapsed())
@@ -179,11 +195,12 @@ fn digest(bytes: &[u8]) -> u64 {
 }
 
 fn measure(arguments: &Arguments, mut report: impl FnMut(Value)) -> anyhow::Result<()> {
-    let Arguments { rank, sizes, iterations, threads, total } = arguments;
+    let Arguments { rank, sizes, iterations, threads, total, beside } = arguments;
     let (iterations, total) = (*iterations, *total);
     ensure!(iterations > 0 && sizes.iter().all(|bytes| *bytes > 0), "sizes and iterations are at least 1");
     let half = sizes.iter().copied().max().unwrap_or(0).max(32 << 20).next_multiple_of(PAGES_AT_ONCE);
     let mut pair = Pair::join(rank, half)?;
+    let _beside = (1..=*beside).map(|number| pair.open_beside(rank, number)).collect::<anyhow::Result<Vec<_>>>()?;
     // All pages are there before anything is timed, in the service too.
     pair.puts(PAGES_AT_ONCE, half / PAGES_AT_ONCE)?;
     pair.copies(PAGES_AT_ONCE, half / PAGES_AT_ONCE)?;

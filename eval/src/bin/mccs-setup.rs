@@ -58,7 +58,11 @@ impl Rank {
         let UniqueId(mut id) = self.arguments.unique_id.parse().map_err(anyhow::Error::msg)?;
         id.iter_mut().zip(number.to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
         let Arguments { nranks, root_address, .. } = &self.arguments;
-        Ok(self.client.communicator(UniqueId(id), self.rank, *nranks).root_address(root_address.as_str()).join()?)
+        Ok(self
+            .client
+            .communicator(UniqueId(id), self.rank, *nranks)
+            .root_address_or_empty(root_address.as_str())
+            .join()?)
     }
 
     /// Combines a number of all ranks.

@@ -18,7 +18,7 @@ impl Meeting {
     /// The service's.
     pub fn join(socket: &Path, root: &str, id: UniqueId, rank: u32, nranks: u32) -> Result<Self, mccs::Error> {
         let client = Client::connect(socket)?;
-        let communicator = client.communicator(id, rank, nranks).root_address(root).join()?;
+        let communicator = client.communicator(id, rank, nranks).root_address_or_empty(root).join()?;
         Ok(Meeting { communicator, stream: client.create_stream()?, client })
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use libloading::{Library, Symbol};
 use mccs::{CollectiveKind, DataType, RedOp};
 
@@ -14,6 +14,27 @@ use crate::workload::Call;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct NcclId(pub [u8; 128]);
+
+impl NcclId {
+    /// As text, for arguments of programs.
+    #[must_use]
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// From such a text.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn from_hex(text: &str) -> anyhow::Result<Self> {
+        let mut id = NcclId([0; 128]);
+        ensure!(text.len() == 2 * id.0.len() && text.is_ascii(), "the communicator's id is not whole");
+        for (index, byte) in id.0.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16)?;
+        }
+        Ok(id)
+    }
+}
 
 type Comm = *mut c_void;
 type Stream = *mut c_void;
@@ -200,6 +221,84 @@ impl Nccl {
         }
         call!(library, b"ncclGroupEnd"());
         Ok(())
+    }
+}
+
+/// Memory of the library's that all ranks have registered as a window; see [`Nccl::window`].
+pub struct NcclWindow<'a> {
+    nccl: &'a Nccl,
+    memory: *mut c_void,
+    window: *mut c_void,
+}
+
+/// `ncclWaitSignalDesc_t`.
+#[repr(C)]
+struct WaitSignal {
+    times: c_int,
+    peer: c_int,
+    signal: c_int,
+    context: c_int,
+}
+
+impl Nccl {
+    /// Allocates memory and registers it, on all ranks.
+    ///
+    /// # Errors
+    /// NCCL's; also where ranks have no windows.
+    pub fn window(&self, bytes: usize) -> anyhow::Result<NcclWindow<'_>> {
+        const SYMMETRIC: c_int = 1;
+        let mut made = NcclWindow { nccl: self, memory: std::ptr::null_mut(), window: std::ptr::null_mut() };
+        call!(self.library, b"ncclMemAlloc"(&raw mut made.memory => *mut *mut c_void, bytes => usize));
+        call!(self.library, b"ncclCommWindowRegister"(
+            self.comm => Comm, made.memory => *mut c_void, bytes => usize, &raw mut made.window => *mut *mut c_void, SYMMETRIC => c_int
+        ));
+        Ok(made)
+    }
+
+    /// Has a stream wait for one signal of a peer.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn wait_signal(&self, peer: u32, stream: Stream) -> anyhow::Result<()> {
+        let mut wait = WaitSignal { times: 1, peer: peer as c_int, signal: 0, context: 0 };
+        call!(self.library, b"ncclWaitSignal"(
+            1 => c_int, &raw mut wait => *mut WaitSignal, self.comm => Comm, stream => Stream
+        ));
+        Ok(())
+    }
+}
+
+impl NcclWindow<'_> {
+    /// First byte of this rank's memory.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.memory as u64
+    }
+
+    /// Puts bytes of this rank's window into the peer's, and signals.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn put_signal(&self, from: u64, bytes: usize, peer: u32, to: usize, stream: Stream) -> anyhow::Result<()> {
+        let (own, dtype) = ((self.address() + from) as *mut c_void, DataType::U8.to_wire() as c_int);
+        call!(self.nccl.library, b"ncclPutSignal"(
+            own => *mut c_void, bytes => usize, dtype => c_int, peer as c_int => c_int, self.window => *mut c_void, to => usize,
+            0 => c_int, 0 => c_int, 0 => c_int, self.nccl.comm => Comm, stream => Stream
+        ));
+        Ok(())
+    }
+}
+
+impl Drop for NcclWindow<'_> {
+    fn drop(&mut self) {
+        let end = || -> anyhow::Result<()> {
+            let library = self.nccl.library;
+            call!(library, b"ncclCommWindowDeregister"(self.nccl.comm => Comm, self.window => *mut c_void));
+            call!(library, b"ncclMemFree"(self.memory => *mut c_void));
+            Ok(())
+        };
+        // It goes with the process, at the latest.
+        let _ = end();
     }
 }
 

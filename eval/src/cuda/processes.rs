@@ -38,6 +38,16 @@ impl From<Vec<OsString>> for Own {
     }
 }
 
+/// The primary context of a rank's GPU, of those in their order.
+///
+/// # Errors
+/// There is no such GPU, or the driver's refusal.
+pub fn context_of(gpu: u32) -> anyhow::Result<mccs_cuda::Context> {
+    let gpus = mccs_cuda::gpus()?;
+    let found = gpus.get(gpu as usize).with_context(|| format!("GPU {gpu} of {}", gpus.len()))?;
+    Ok(mccs_cuda::Context::primary(found)?)
+}
+
 /// Starts this program once a rank, with the same arguments and what `own` gives for it, and waits for all.
 ///
 /// # Errors

@@ -94,7 +94,7 @@ impl Rank {
         let _entered = context.enter()?;
         let (rank, nranks) = (meeting.communicator().rank(), meeting.communicator().nranks());
         let begin = Instant::now();
-        let comm = meeting.client().communicator(id, rank, nranks).root_address(root).join_cuda()?;
+        let comm = meeting.client().communicator(id, rank, nranks).root_address_or_empty(root).join_cuda()?;
         let joined_in = (begin.elapsed(), None);
         let stream = OwnedStream::new(&context)?;
         let events = (Event::new(&context, true)?, Event::new(&context, true)?);
@@ -184,7 +184,12 @@ impl Rank {
 
     /// Joins another communicator of the same ranks.
     pub(super) fn join_another(&self, id: UniqueId, root: &str) -> anyhow::Result<CudaCommunicator> {
-        Ok(self.meeting.client().communicator(id, self.rank(), self.nranks()).root_address(root).join_cuda()?)
+        Ok(self
+            .meeting
+            .client()
+            .communicator(id, self.rank(), self.nranks())
+            .root_address_or_empty(root)
+            .join_cuda()?)
     }
 
     pub(super) fn broadcast(&self, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {

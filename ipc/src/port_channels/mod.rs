@@ -30,7 +30,7 @@ mod trigger;
 
 pub use self::fifo::{TriggerConsumer, TriggerProducer};
 pub use self::layout::{KernelPlaces, PortChannelLayout};
-pub use self::request::{PortChannelAnswer, PortChannelRequest};
+pub use self::request::{PortChannelAnswer, PortChannelRequest, PutMemories};
 #[cfg(not(loom))]
 pub use self::segment::{ConnectionWords, KernelWords, PortChannelSegment, Waited, wait_for};
 pub use self::trigger::{CHANNELS_MAX, Kinds, OFFSET_MAX, PUT_BYTES_MAX, Trigger};

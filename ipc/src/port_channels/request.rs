@@ -18,9 +18,18 @@ pub enum PortChannelRequest {
     Connect { peer: u32, tag: u32 },
     /// Makes a port channel of a connection, with a memory of the rank's that puts are from and one of the peer's that they are into, or for signals
     /// alone. Answered by [`PortChannelAnswer::Channel`].
-    OpenChannel { connection: u32, memories: Option<(Handle, Handle)> },
+    OpenChannel { connection: u32, memories: Option<PutMemories> },
     /// Ends a port channel, behind all triggers written before. A later trigger of it fails the communicator.
     CloseChannel { channel: u32 },
+}
+
+/// The memories that puts of a port channel are from and into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutMemories {
+    /// Of the rank.
+    pub source: Handle,
+    /// Of the peer.
+    pub destination: Handle,
 }
 
 /// An answer to a [`PortChannelRequest`].

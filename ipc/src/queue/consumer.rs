@@ -29,8 +29,24 @@ impl<T: Pod> Consumer<T> {
         Ok(Self::over(Ring::new(mapping, offset_bytes, capacity)?))
     }
 
+    /// The same of a ring that another consumer has read so far, which reads no more.
+    ///
+    /// # Errors
+    /// As [`Consumer::new`].
+    #[cfg(not(loom))]
+    pub fn resume(mapping: Arc<Mapping>, offset_bytes: u64, capacity: u32, consumed: u64) -> Result<Self, QueueError> {
+        let consumer = Self::new(mapping, offset_bytes, capacity)?;
+        Ok(Consumer { consumed, released: consumed, ..consumer })
+    }
+
     pub(super) fn over(ring: Ring<T>) -> Self {
         Consumer { ring, consumed: 0, released: 0 }
+    }
+
+    /// Values taken so far.
+    #[must_use]
+    pub fn consumed(&self) -> u64 {
+        self.consumed
     }
 
     /// Copies the next value out, once. Slots are given back to the producer a part of the ring at a time, and when the

@@ -39,8 +39,25 @@ impl<T: Pod> Producer<T> {
         Ok(Self::over(Ring::new(mapping, offset_bytes, capacity)?))
     }
 
+    /// The same of a ring that another producer has written so far, which writes no more.
+    ///
+    /// # Errors
+    /// As [`Producer::new`].
+    #[cfg(not(loom))]
+    pub fn resume(mapping: Arc<Mapping>, offset_bytes: u64, capacity: u32, produced: u64) -> Result<Self, QueueError> {
+        let producer = Self::new(mapping, offset_bytes, capacity)?;
+        // As full as it may be: the next push looks.
+        Ok(Producer { produced, consumed_cached: produced.wrapping_sub(u64::from(capacity)), ..producer })
+    }
+
     pub(super) fn over(ring: Ring<T>) -> Self {
         Producer { ring, produced: 0, consumed_cached: 0 }
+    }
+
+    /// Values written so far.
+    #[must_use]
+    pub fn produced(&self) -> u64 {
+        self.produced
     }
 
     /// Values in the ring, as far as known here.

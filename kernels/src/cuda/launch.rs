@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use bytemuck::Zeroable;
-use mccs_ipc::large::Shards;
+use mccs_ipc::large::{ShardPiece, Shards};
 use mccs_ipc::strides::Strides;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
@@ -293,7 +293,8 @@ fn simple(
     let slice = part.div_ceil(grid).next_multiple_of(128).max(128);
     args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;
     // As few chunks as slots allow: each costs flags, and what overlaps gains less.
-    (args.slots, args.slot_bytes) = slots(call, batch, algorithm, layout);
+    let Slots { number, bytes } = slots(call, batch, algorithm, layout);
+    (args.slots, args.slot_bytes) = (number, bytes);
     let slot = u64::from(args.slot_bytes);
     // Of a batch, chunks are dealt out however few they are: as many for each message, and some for each block.
     let chunk = if batch > 1 { even_chunk(part, all.div_ceil(grid).min(slot)) } else { slot };
@@ -346,9 +347,16 @@ fn even_chunk(bytes: u64, most: u64) -> u64 {
     bytes.div_ceil(bytes.div_ceil(most.max(1)).max(1)).next_multiple_of(128).max(128)
 }
 
-/// Slots that a block has for a peer, and their size: what the symmetric buffer has of them, cut smaller where a chunk is waited for on its way through several
+/// Slots that a block has for a peer.
+struct Slots {
+    number: u32,
+    /// Of each.
+    bytes: u32,
+}
+
+/// What slots a call uses: what the symmetric buffer has of them, cut smaller where a chunk is waited for on its way through several
 /// hands, or several ranks' at a time. By sizes of 4 to 512 MiB on four H200s (`eval/results/README.md`); how more than four differ is not known.
-fn slots(call: &CollectiveCall, batch: u64, algorithm: Algorithm, layout: &SymmetricBufferLayout) -> (u32, u32) {
+fn slots(call: &CollectiveCall, batch: u64, algorithm: Algorithm, layout: &SymmetricBufferLayout) -> Slots {
     let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64 * batch;
     let wanted = match (call.kind, algorithm.is_two_shot()) {
         _ if call.nranks == 2 => layout.slots,
@@ -361,7 +369,10 @@ fn slots(call: &CollectiveCall, batch: u64, algorithm: Algorithm, layout: &Symme
     };
     // All of them, so that those of other operations lie in the same bytes.
     let bytes = layout.slots * layout.slot_bytes;
-    if bytes.is_multiple_of(128 * wanted) { (wanted, bytes / wanted) } else { (layout.slots, layout.slot_bytes) }
+    match bytes.is_multiple_of(128 * wanted) {
+        true => Slots { number: wanted, bytes: bytes / wanted },
+        false => Slots { number: layout.slots, bytes: layout.slot_bytes },
+    }
 }
 
 /// Two shots of lines at once, through places in slots that are used again.
@@ -417,7 +428,7 @@ impl Launch<ReduceArgs> {
         let nranks = shards.nranks();
         let divisor = (op == RedOp::Avg).then_some(nranks);
         let mut launch = Launch::reduce(dtype, op, divisor, false, COMBINE_BLOCKS);
-        let (offset, bytes) = shards.piece(rank, piece);
+        let ShardPiece { offset, bytes } = shards.piece(rank, piece);
         let args = &mut launch.args;
         (args.source_count, args.destination_count, args.pieces) = (nranks, 1, 1);
         for peer in 0..nranks {

@@ -62,7 +62,8 @@ pub use abi::{CombineArgs, DirectArgs, RANKS_MAX, ReduceArgs};
 pub use algorithm::{Algorithm, CollectiveCall};
 pub use launch::{LargeBuffers, Launch, functions, reduce_functions};
 pub use p2p::{
-    MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,
+    MESSAGES_MAX, OwnMessage, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts,
+    pairs_with_oneself,
 };
 pub use puts::{
     CHANNEL_WORDS, PUTS_BY_ALL, PUTS_EXCHANGE, PUTS_FUNCTIONS, PUTS_IMAGE, PUTS_PING_PONG, PUTS_TRIGGERS, PUTS_WAITS,
@@ -72,8 +73,8 @@ pub use stage::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
 pub use strategy::{DeviceInitiatedStrategy, Rule};
 pub use symmetric_buffer::{Stamp, SymmetricBufferCounts, SymmetricBufferLayout};
 
-/// Compute capability from which on there is code: that of the first of build.rs' architectures.
-pub const CAPABILITY_MIN: (u32, u32) = (8, 0);
+/// Compute capability from which on there is code, before the point: that of the first of build.rs' architectures, behind which there is a zero.
+pub const CAPABILITY_MAJOR_MIN: u32 = 8;
 
 include!(concat!(env!("OUT_DIR"), "/mccs.rs"));
 

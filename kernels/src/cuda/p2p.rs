@@ -222,7 +222,7 @@ impl P2pLaunch {
             }
         }
         pairs_with_oneself(p2p, rank)?;
-        let (head, grid, block) = head(p2p, layout, rank, nranks);
+        let Shaped { head, grid, block } = head(p2p, layout, rank, nranks);
         if p2p.len() <= MESSAGES_FEW {
             let args = P2pArgs { head, messages: messages(p2p) };
             return Ok(P2pLaunch::Few(Launch { function: FUNCTIONS[0], grid, block, args }));
@@ -234,7 +234,7 @@ impl P2pLaunch {
     /// One that nobody launches, of the kernel for few messages: for what is made ready before there is a group.
     #[must_use]
     pub fn placeholder() -> Launch<P2pArgs<MESSAGES_FEW>> {
-        let (head, grid, block) = head(&[], &SymmetricBufferLayout::initial(2), 0, 2);
+        let Shaped { head, grid, block } = head(&[], &SymmetricBufferLayout::initial(2), 0, 2);
         Launch { function: FUNCTIONS[0], grid, block, args: P2pArgs { head, messages: messages(&[]) } }
     }
 
@@ -259,15 +259,24 @@ fn header(message: &P2pMessage) -> u64 {
     message.bytes | u64::from(message.dtype as u32) << 56
 }
 
-/// The messages of a group that a rank sends to itself, as send and receive.
+/// A message of a rank to itself.
+#[derive(Debug, Clone, Copy)]
+pub struct OwnMessage {
+    /// As it is sent.
+    pub send: P2pMessage,
+    /// As it is received.
+    pub recv: P2pMessage,
+}
+
+/// The messages of a group that a rank sends to itself.
 ///
 /// # Errors
 /// [`P2pError::OwnUnmatched`].
-pub fn pairs_with_oneself(p2p: &[P2pMessage], rank: u32) -> Result<Vec<(P2pMessage, P2pMessage)>, P2pError> {
+pub fn pairs_with_oneself(p2p: &[P2pMessage], rank: u32) -> Result<Vec<OwnMessage>, P2pError> {
     let own = |is_send| p2p.iter().copied().filter(move |message| message.peer == rank && message.is_send == is_send);
     let (sends, recvs) = (own(true).count(), own(false).count());
-    let is_same = |(send, recv): &(P2pMessage, P2pMessage)| header(send) == header(recv);
-    let pairs: Vec<_> = own(true).zip(own(false)).take_while(is_same).collect();
+    let pairs = own(true).zip(own(false)).map(|(send, recv)| OwnMessage { send, recv });
+    let pairs: Vec<_> = pairs.take_while(|own| header(&own.send) == header(&own.recv)).collect();
     if pairs.len() == sends && pairs.len() == recvs {
         return Ok(pairs);
     }
@@ -283,7 +292,14 @@ fn messages<const COUNT: usize>(p2p: &[P2pMessage]) -> [Message; COUNT] {
     messages
 }
 
-fn head(p2p: &[P2pMessage], layout: &SymmetricBufferLayout, rank: u32, nranks: u32) -> (P2pHead, u32, u32) {
+/// What a launch is of, but for its messages.
+struct Shaped {
+    head: P2pHead,
+    grid: u32,
+    block: u32,
+}
+
+fn head(p2p: &[P2pMessage], layout: &SymmetricBufferLayout, rank: u32, nranks: u32) -> Shaped {
     let lanes = layout.p2p();
     let mut head = P2pHead {
         symmetric: [0; RANKS_MAX],
@@ -316,7 +332,7 @@ fn head(p2p: &[P2pMessage], layout: &SymmetricBufferLayout, rank: u32, nranks: u
         head.first[at] += head.first[at - 1];
     }
     let grid = head.blocks.iter().sum();
-    (head, grid, if is_short { THREADS_SHORT } else { THREADS })
+    Shaped { head, grid, block: if is_short { THREADS_SHORT } else { THREADS } }
 }
 
 #[cfg(test)]

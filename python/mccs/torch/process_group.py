@@ -54,6 +54,14 @@ _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _LOOK_S = 0.01
 
 
+#: Bytes of a message's tag, which come first, where it is not 0.
+_TAG_BYTES = 8
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
 class _Names(C10dBackend):
     """PyTorch asks a group's backend for devices and names. The group has its calls itself."""
 
@@ -141,8 +149,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     # Arguments.
 
-    def _error(self, call: str, message: str) -> InvalidArgument:
-        error = InvalidArgument(f"rank {self._rank} of {self._size}, {call}: {message}")
+    def _error(self, call: str, message: str, kind: type[mccs.Error] = InvalidArgument) -> mccs.Error:
+        error = kind(f"rank {self._rank} of {self._size}, {call}: {message}")
         error.rank, error.call = self._rank, call
         return error
 
@@ -453,15 +461,39 @@ class ProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> Work:
         return self._work([self._move("barrier", [], [], 0)], [], opts)
 
-    # Messages. Those of two ranks are matched in the order of calls, whatever their tags.
+    # Messages. Those of two ranks are matched in the order of calls. Tags that differ are an error.
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = self._one("send", tensors)
-        return self._work([self._move("send", tensors, [], tensor, peer)], tensors)
+        if tag == 0:
+            return self._work([self._move("send", tensors, [], tensor, peer)], tensors)
+        tagged = torch.cat([torch.tensor([tag]).view(torch.uint8), _bytes_of(tensor)])
+        return self._work([self._move_tagged("send", [tagged], [], tagged, peer)], tensors)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = self._one("recv", tensors)
-        return self._work([self._move("recv", [], tensors, tensor, peer)], tensors)
+        if tag == 0:
+            return self._work([self._move("recv", [], tensors, tensor, peer)], tensors)
+        tagged = torch.empty(_TAG_BYTES + tensor.nbytes, dtype=torch.uint8)
+
+        def unpack() -> None:
+            if (sent := int(tagged[:_TAG_BYTES].view(torch.int64))) != tag:
+                raise self._error(
+                    "recv",
+                    f"rank {peer} sent a message of tag {sent} next, and this receive is for tag {tag}: receives from a "
+                    "rank are in the order of its sends",
+                    mccs.InvalidUsage,
+                )
+            _bytes_of(tensor).copy_(tagged[_TAG_BYTES:])
+
+        return self._work([self._move_tagged("recv", [], [tagged], tagged, peer)], tensors, None, unpack)
+
+    def _move_tagged(
+        self, call: str, send: list[torch.Tensor], recv: list[torch.Tensor], tagged: torch.Tensor, peer: int
+    ) -> Operation:
+        """Of another type than messages without a tag: the service tells ranks where the one meets the other."""
+        addresses = [[tensor.data_ptr() for tensor in of] for of in (send, recv)]
+        return self._comm.start(call, "int8", tagged.numel(), *addresses, root=peer, owner=tagged)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         raise self._error("recv", "a receive names its source; from any source is not supported")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import mccs
 from mccs._mccs import Operation
 from mccs.errors import Timeout
 
@@ -32,24 +33,29 @@ class Work(dist.Work):
         self._abort = abort
         # What makes the result of what has come: called once, by whoever finds the operations ended.
         self._after = after
+        self._failure: BaseException | None = None
         self._lock = threading.Lock()
 
     def _finish(self) -> None:
         with self._lock:
             after, self._after = self._after, None
             if after is not None:
-                after()
+                try:
+                    after()
+                except BaseException as failure:  # noqa: BLE001
+                    self._failure = failure
+        if self._failure is not None:
+            raise self._failure
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits for the end. After the time-out the group is aborted, on all ranks."""
         seconds = (timeout if timeout > timedelta(0) else self._timeout).total_seconds()
         try:
-            for operation in self._operations:
-                operation.wait(seconds)
+            mccs.wait_all(self._operations, seconds)
         except Timeout:
             self._abort()
             raise
-        if self._after is not None:
+        if self._after is not None or self._failure is not None:
             self._finish()
         return True
 
@@ -60,14 +66,19 @@ class Work(dist.Work):
         if not all(operation.done() for operation in self._operations):
             return False
         if self.exception() is None:
-            self._finish()
+            try:
+                self._finish()
+            except BaseException:  # noqa: BLE001
+                # Told by `exception`, and by `wait`.
+                pass
         return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        return next((error for operation in self._operations if (error := operation.exception())), None)
+        failed = (error for operation in self._operations if (error := operation.exception()))
+        return next(failed, self._failure)
 
     def result(self) -> Any:
         self.wait()

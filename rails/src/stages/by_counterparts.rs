@@ -4,122 +4,144 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::super::exchange::Place;
-use super::{Blocks, Buffers, Stages, slot};
+use super::hosts::{Buffers, Hosts};
+use super::slice_shape::SliceShape;
+use super::stage_list::{Blocks, StageList, slot};
 
-impl Stages<'_> {
-    pub(super) fn of_counterparts(&mut self, segment: usize) {
+/// A slice whose blocks go by the rails of the ranks that they are of or for.
+pub(super) struct ByCounterparts<'a> {
+    hosts: Hosts<'a>,
+    slice: SliceShape<'a>,
+}
+
+impl<'a> ByCounterparts<'a> {
+    pub(super) fn new(slice: SliceShape<'a>) -> Self {
+        ByCounterparts { hosts: slice.hosts(), slice }
+    }
+
+    pub(super) fn segment(&self, segment: usize, list: &mut StageList) {
         use CollectiveKind as K;
-        match (self.plan.kind, segment) {
-            (K::AllGather, 0) => self.all_gather_own(),
-            (K::AllGather, 1) => self.all_gather_others(),
-            (K::ReduceScatter, 0) => self.reduce_scatter(),
-            (K::ReduceScatter, 1) => self.combine_blocks(),
-            (K::AllToAll, 0) => self.all_to_all(),
-            (K::AllToAll, 1) => self.take_blocks(),
-            (K::Gather, 0) => self.gather(),
-            (K::Gather, 1) => self.gather_blocks(),
-            (K::Scatter, 0) => self.scatter_blocks(),
-            (K::Scatter, 1) => self.take_scattered(),
+        match (self.slice.kind(), segment) {
+            (K::AllGather, 0) => self.all_gather_own(list),
+            (K::AllGather, 1) => self.all_gather_others(list),
+            (K::ReduceScatter, 0) => self.reduce_scatter(list),
+            (K::ReduceScatter, 1) => self.combine_blocks(list),
+            (K::AllToAll, 0) => self.all_to_all(list),
+            (K::AllToAll, 1) => self.take_blocks(list),
+            (K::Gather, 0) => self.gather(list),
+            (K::Gather, 1) => self.gather_blocks(list),
+            (K::Scatter, 0) => self.scatter_blocks(list),
+            (K::Scatter, 1) => self.take_scattered(list),
             _ => {}
         }
     }
 
+    /// Ranks of this host combine the blocks of their counterparts on each.
+    pub(super) fn reduce_for_hosts(&self, list: &mut StageList) {
+        let (send, recv) = (self.of_hosts(Place::Send), self.in_slot(self.slice.swap().outgoing(0)));
+        let collective = self.hosts.of_team(CollectiveKind::ReduceScatter, self.slice.part());
+        list.exchange_all(collective, send, recv, self.hosts.each());
+    }
+
     /// Blocks of each host in a buffer of the caller's, the send buffer or the receive buffer.
-    fn in_buffer(&self, buffer: fn(u64) -> Place) -> Blocks {
-        Blocks::new(buffer(self.blocks_of(0)), self.plan.count).apart(self.team() * self.plan.count)
+    fn of_hosts(&self, buffer: fn(u64) -> Place) -> Blocks {
+        let of_host = self.slice.blocks_further(self.hosts.team());
+        self.slice.in_buffer(buffer(self.slice.blocks_of(0))).apart(of_host)
     }
 
     /// Sections of the slot, from the first host's on.
     fn in_slot(&self, first: u64) -> Blocks {
-        Blocks::new(slot(0, first), self.part()).apart(self.part())
+        Blocks::new(slot(0, first), self.slice.part()).apart(self.slice.part())
     }
 
-    fn all_gather_own(&mut self) {
-        let (count, own) = (self.part(), self.host() * self.part());
-        let send = Place::Send(self.slice.first);
-        self.copy(send, slot(0, own), count);
-        self.move_by(0, CollectiveKind::AllGather, count, Buffers { send: own, recv: 0 });
-        self.exchange_own(CollectiveKind::AllGather, send, Place::Recv(self.blocks_of(self.host())));
+    /// The rail moves a block of each host, or to it.
+    fn move_blocks(&self, kind: CollectiveKind, buffers: Buffers, list: &mut StageList) {
+        list.move_one(self.hosts.move_by(0, kind, self.slice.part(), buffers));
     }
 
-    fn all_gather_others(&mut self) {
-        let (send, recv, times) = (self.in_slot(0), self.in_buffer(Place::Recv), self.others_each());
-        self.exchange_all(self.of_team(CollectiveKind::AllGather, self.part()), send, recv, times);
+    /// This host's place in a slot with a block for each.
+    fn own_in_slot(&self) -> u64 {
+        self.hosts.own() * self.slice.part()
     }
 
-    fn reduce_scatter(&mut self) {
-        self.reduce_for_hosts();
-        self.swap_by(0);
+    fn all_gather_own(&self, list: &mut StageList) {
+        let (own, send) = (self.own_in_slot(), Place::Send(self.slice.first()));
+        list.copy(send, slot(0, own), self.slice.part());
+        self.move_blocks(CollectiveKind::AllGather, Buffers { send: own, recv: 0 }, list);
+        self.slice.exchange_own(CollectiveKind::AllGather, send, Place::Recv(self.slice.own_blocks()), list);
     }
 
-    /// Ranks of this host combine the blocks of their counterparts on each.
-    pub(super) fn reduce_for_hosts(&mut self) {
-        let (send, recv) = (self.in_buffer(Place::Send), self.in_slot(self.swap().outgoing(0)));
-        let collective = self.of_team(CollectiveKind::ReduceScatter, self.part());
-        self.exchange_all(collective, send, recv, self.hosts_each());
+    fn all_gather_others(&self, list: &mut StageList) {
+        let (send, recv) = (self.in_slot(0), self.of_hosts(Place::Recv));
+        let collective = self.hosts.of_team(CollectiveKind::AllGather, self.slice.part());
+        list.exchange_all(collective, send, recv, self.hosts.each_other());
     }
 
-    fn combine_blocks(&mut self) {
-        let to = Place::Recv(self.slice.first);
-        self.combine(0, self.swap().parts_at(0), self.part(), to);
+    fn reduce_scatter(&self, list: &mut StageList) {
+        self.reduce_for_hosts(list);
+        list.move_one(self.slice.swap().by(0));
     }
 
-    fn all_to_all(&mut self) {
-        let recv = self.in_slot(self.swap().outgoing(0)).apart(self.section());
-        let (collective, send) = (self.of_team(CollectiveKind::AllToAll, self.part()), self.in_buffer(Place::Send));
-        self.exchange_all(collective, send, recv, self.others_each());
-        self.swap_by(0);
-        let own = self.blocks_of(self.host());
-        self.exchange_own(CollectiveKind::AllToAll, Place::Send(own), Place::Recv(own));
+    fn combine_blocks(&self, list: &mut StageList) {
+        let to = Place::Recv(self.slice.first());
+        list.combine(0, self.slice.swap().parts_at(0), self.slice.part(), to);
     }
 
-    fn take_blocks(&mut self) {
-        let (count, swap) = (self.part(), self.swap());
-        for host in self.other_hosts() {
-            for local in 0..self.team() {
-                let to = Place::Recv(self.block_of(host, local));
-                self.copy(slot(0, swap.incoming(host) + local * count), to, count);
+    fn all_to_all(&self, list: &mut StageList) {
+        let swap = self.slice.swap();
+        let (send, recv) = (self.of_hosts(Place::Send), self.in_slot(swap.outgoing(0)).apart(self.slice.section()));
+        let collective = self.hosts.of_team(CollectiveKind::AllToAll, self.slice.part());
+        list.exchange_all(collective, send, recv, self.hosts.each_other());
+        list.move_one(swap.by(0));
+        let own = self.slice.own_blocks();
+        self.slice.exchange_own(CollectiveKind::AllToAll, Place::Send(own), Place::Recv(own), list);
+    }
+
+    fn take_blocks(&self, list: &mut StageList) {
+        let (count, swap) = (self.slice.part(), self.slice.swap());
+        for host in self.hosts.others() {
+            for local in 0..self.hosts.team() {
+                let to = Place::Recv(self.slice.block_of(host, local));
+                list.copy(slot(0, swap.incoming(host) + local * count), to, count);
             }
         }
     }
 
-    fn gather(&mut self) {
-        let (count, own) = (self.part(), self.host() * self.part());
-        let send = Place::Send(self.slice.first);
-        if !self.is_at_root() {
-            self.copy(send, slot(0, own), count);
+    fn gather(&self, list: &mut StageList) {
+        let (own, send) = (self.own_in_slot(), Place::Send(self.slice.first()));
+        if !self.hosts.is_at_root() {
+            list.copy(send, slot(0, own), self.slice.part());
         }
-        self.move_by(0, CollectiveKind::Gather, count, Buffers { send: own, recv: 0 });
-        if self.is_at_root() {
-            self.exchange_own(CollectiveKind::Gather, send, Place::Recv(self.blocks_of(self.host())));
-        }
-    }
-
-    fn gather_blocks(&mut self) {
-        if self.is_at_root() {
-            let (send, recv, times) = (self.in_slot(0), self.in_buffer(Place::Recv), self.others_each());
-            self.exchange_all(self.of_team(CollectiveKind::Gather, self.part()), send, recv, times);
+        self.move_blocks(CollectiveKind::Gather, Buffers { send: own, recv: 0 }, list);
+        if self.hosts.is_at_root() {
+            self.slice.exchange_own(CollectiveKind::Gather, send, Place::Recv(self.slice.own_blocks()), list);
         }
     }
 
-    fn scatter_blocks(&mut self) {
-        let count = self.part();
-        if self.is_at_root() {
-            let (send, recv, times) = (self.in_buffer(Place::Send), self.in_slot(0), self.others_each());
-            self.exchange_all(self.of_team(CollectiveKind::Scatter, count), send, recv, times);
-        }
-        let buffers = Buffers { send: 0, recv: self.host() * count };
-        self.move_by(0, CollectiveKind::Scatter, count, buffers);
-        if self.is_at_root() {
-            let own = self.blocks_of(self.host());
-            self.exchange_own(CollectiveKind::Scatter, Place::Send(own), Place::Recv(self.slice.first));
+    fn gather_blocks(&self, list: &mut StageList) {
+        if self.hosts.is_at_root() {
+            let (send, recv) = (self.in_slot(0), self.of_hosts(Place::Recv));
+            let collective = self.hosts.of_team(CollectiveKind::Gather, self.slice.part());
+            list.exchange_all(collective, send, recv, self.hosts.each_other());
         }
     }
 
-    fn take_scattered(&mut self) {
-        if !self.is_at_root() {
-            let count = self.part();
-            self.copy(slot(0, self.host() * count), Place::Recv(self.slice.first), count);
+    fn scatter_blocks(&self, list: &mut StageList) {
+        if self.hosts.is_at_root() {
+            let (send, recv) = (self.of_hosts(Place::Send), self.in_slot(0));
+            let collective = self.hosts.of_team(CollectiveKind::Scatter, self.slice.part());
+            list.exchange_all(collective, send, recv, self.hosts.each_other());
+        }
+        self.move_blocks(CollectiveKind::Scatter, Buffers { send: 0, recv: self.own_in_slot() }, list);
+        if self.hosts.is_at_root() {
+            let (send, recv) = (Place::Send(self.slice.own_blocks()), Place::Recv(self.slice.first()));
+            self.slice.exchange_own(CollectiveKind::Scatter, send, recv, list);
+        }
+    }
+
+    fn take_scattered(&self, list: &mut StageList) {
+        if !self.hosts.is_at_root() {
+            list.copy(slot(0, self.own_in_slot()), Place::Recv(self.slice.first()), self.slice.part());
         }
     }
 }

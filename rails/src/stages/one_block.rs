@@ -4,159 +4,191 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::super::exchange::Place;
-use super::super::plan::{Stage, Swap};
-use super::{Blocks, Buffers, Stages, slot};
+use super::super::plan::Swap;
+use super::hosts::{Buffers, Hosts};
+use super::slice_shape::SliceShape;
+use super::stage_list::{Blocks, StageList, slot};
 
-impl Stages<'_> {
-    pub(super) fn of_one_block(&mut self, segment: usize) {
+/// A slice of a collective with one block.
+pub(super) struct OneBlock<'a> {
+    hosts: Hosts<'a>,
+    slice: SliceShape<'a>,
+}
+
+impl<'a> OneBlock<'a> {
+    pub(super) fn new(slice: SliceShape<'a>) -> Self {
+        OneBlock { hosts: slice.hosts(), slice }
+    }
+
+    pub(super) fn segment(&self, segment: usize, list: &mut StageList) {
         use CollectiveKind as K;
-        let (kind, exchanges) = (self.plan.kind, self.plan.exchanges());
-        match (kind, segment) {
-            (K::AllReduce | K::Reduce, 0) if !self.slice.is_divided => self.combine_undivided(),
-            (K::AllReduce | K::Reduce, 1) if !self.slice.is_divided => self.take_undivided(),
-            (K::AllReduce, 0) if exchanges => self.scatter_and_exchange(),
-            (K::AllReduce, 1) if exchanges => self.combine_and_gather(),
-            (K::AllReduce, 2) => self.gather_exchanged(),
-            (K::AllReduce | K::Reduce, 0) => self.scatter(),
-            (K::AllReduce, 1) => self.gather_combined(),
-            (K::Reduce, 1) => self.gather_at_root(),
-            (K::Broadcast, 0) => self.spread(),
-            (K::Broadcast, 1) => self.gather_spread(0),
+        let (is_divided, exchanges) = (self.slice.is_divided(), self.slice.exchanges());
+        match (self.slice.kind(), segment) {
+            (K::AllReduce | K::Reduce, 0) if !is_divided => self.combine_undivided(list),
+            (K::AllReduce | K::Reduce, 1) if !is_divided => self.take_undivided(list),
+            (K::AllReduce, 0) if exchanges => self.scatter_and_exchange(list),
+            (K::AllReduce, 1) if exchanges => self.combine_and_gather(list),
+            (K::AllReduce, 2) => self.gather_exchanged(list),
+            (K::AllReduce | K::Reduce, 0) => self.scatter(list),
+            (K::AllReduce, 1) => self.gather_combined(list),
+            (K::Reduce, 1) => self.gather_at_root(list),
+            (K::Broadcast, 0) => self.spread(list),
+            (K::Broadcast, 1) => self.gather_spread(0, list),
             _ => {}
         }
     }
 
-    /// A collective of the team on parts of one rail of each rank, of which the first begins at `first_part` of the call's block.
-    pub(super) fn team_on_parts(&mut self, kind: CollectiveKind, send: Place, recv: Place) {
-        let stride = u64::from(self.rails()) * self.part();
-        let (send, recv) = (Blocks::new(send, stride), Blocks::new(recv, stride));
-        self.exchange(self.of_team(kind, self.part()), send, recv);
+    /// What hosts exchange of a rail's part: each combines as much.
+    pub(super) fn swap(&self) -> Swap {
+        self.slice.swap_of(self.part_of_host())
     }
 
-    /// Where the part of the first rank of this host begins that goes by one of its rails.
-    pub(super) fn first_part(&self, rail: u32) -> u64 {
-        self.slice.first + u64::from(rail) * self.part()
-    }
-
-    /// The same of this rank's.
-    fn own_part(&self, rail: u32) -> u64 {
-        self.first_part(rail) + self.local() * u64::from(self.rails()) * self.part()
+    /// Elements that a host combines of a rail's part.
+    pub(super) fn part_of_host(&self) -> u64 {
+        self.slice.part() / self.hosts.number()
     }
 
     /// What brings the blocks of an all-reduce to all ranks, and of a reduce to the root.
     pub(super) fn collecting(&self) -> CollectiveKind {
-        match self.plan.kind {
+        match self.slice.kind() {
             CollectiveKind::AllReduce => CollectiveKind::AllGather,
             _ => CollectiveKind::Gather,
         }
     }
 
-    fn scatter(&mut self) {
-        let (part, host) = (self.part(), self.host());
-        for rail in 0..self.rails() {
-            let send = Place::Send(self.first_part(rail));
-            self.team_on_parts(CollectiveKind::ReduceScatter, send, slot(rail, host * part));
-        }
-        let (kind, buffers) = (self.collecting(), Buffers { send: host * part, recv: 0 });
-        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, part, buffers));
-    }
-
-    fn gather_combined(&mut self) {
-        let part = self.part();
-        for rail in 0..self.rails() {
-            let own = Place::Recv(self.own_part(rail));
-            self.combine(rail, self.of_all_hosts(part), part, own);
-            self.team_on_parts(CollectiveKind::AllGather, own, Place::Recv(self.first_part(rail)));
-        }
-    }
-
-    fn gather_at_root(&mut self) {
-        if !self.is_at_root() {
-            return;
-        }
-        let part = self.part();
-        for rail in 0..self.rails() {
-            let combined = slot(rail, self.hosts() * part);
-            self.combine(rail, self.of_all_hosts(part), part, combined);
-            self.team_on_parts(CollectiveKind::Gather, combined, Place::Recv(self.first_part(rail)));
-        }
-    }
-
-    /// What hosts exchange of a rail's part: each combines as much.
-    pub(super) fn swap_of_part(&self) -> Swap {
-        Swap::new(self.plan.layout, self.plan.seat.host, self.part() / self.hosts())
-    }
-
-    fn scatter_and_exchange(&mut self) {
-        let swap = self.swap_of_part();
-        self.scatter_for_hosts(swap);
-        (0..self.rails()).for_each(|rail| self.push(Stage::Rail(swap.by(rail))));
+    /// Whether ranks of this host get what is combined, or one of them does.
+    pub(super) fn gets_result(&self) -> bool {
+        self.slice.kind() == CollectiveKind::AllReduce || self.hosts.is_at_root()
     }
 
     /// Ranks of this host combine the parts of their rails, of which each host is to have as much.
-    pub(super) fn scatter_for_hosts(&mut self, swap: Swap) {
-        for rail in 0..self.rails() {
+    pub(super) fn scatter_for_hosts(&self, list: &mut StageList) {
+        for rail in 0..self.hosts.rails() {
             let send = Place::Send(self.first_part(rail));
-            self.team_on_parts(CollectiveKind::ReduceScatter, send, slot(rail, swap.outgoing(0)));
+            self.on_parts(CollectiveKind::ReduceScatter, send, slot(rail, self.swap().outgoing(0)), list);
         }
     }
 
-    fn combine_and_gather(&mut self) {
-        let (swap, count) = (self.swap_of_part(), self.part() / self.hosts());
-        for rail in 0..self.rails() {
-            self.combine(rail, swap.parts_at(0), count, slot(rail, swap.made()));
+    /// What hosts have combined has come: ranks of this host get it from each other.
+    pub(super) fn take_gathered(&self, list: &mut StageList) {
+        for rail in 0..self.hosts.rails() {
+            let (from, to) = (slot(rail, self.swap().incoming(0)), Place::Recv(self.first_part(rail)));
+            self.on_parts(self.collecting(), from, to, list);
+        }
+    }
+
+    /// A collective of the team on parts of one rail of each rank, of which the first begins at `first_part` of the call's block.
+    fn on_parts(&self, kind: CollectiveKind, send: Place, recv: Place, list: &mut StageList) {
+        let stride = u64::from(self.hosts.rails()) * self.slice.part();
+        let (send, recv) = (Blocks::new(send, stride), Blocks::new(recv, stride));
+        list.exchange(self.hosts.of_team(kind, self.slice.part()), send, recv);
+    }
+
+    /// Where the part of the first rank of this host begins that goes by one of its rails.
+    fn first_part(&self, rail: u32) -> u64 {
+        self.slice.first() + u64::from(rail) * self.slice.part()
+    }
+
+    /// The same of this rank's.
+    fn own_part(&self, rail: u32) -> u64 {
+        self.first_part(rail) + self.hosts.local() * u64::from(self.hosts.rails()) * self.slice.part()
+    }
+
+    /// All rails do the same.
+    fn move_each(&self, kind: CollectiveKind, count: u64, buffers: Buffers, list: &mut StageList) {
+        list.move_each(self.hosts.rails(), |rail| self.hosts.move_by(rail, kind, count, buffers));
+    }
+
+    fn scatter(&self, list: &mut StageList) {
+        let (part, own) = (self.slice.part(), self.hosts.own() * self.slice.part());
+        for rail in 0..self.hosts.rails() {
+            let send = Place::Send(self.first_part(rail));
+            self.on_parts(CollectiveKind::ReduceScatter, send, slot(rail, own), list);
+        }
+        self.move_each(self.collecting(), part, Buffers { send: own, recv: 0 }, list);
+    }
+
+    fn gather_combined(&self, list: &mut StageList) {
+        let part = self.slice.part();
+        for rail in 0..self.hosts.rails() {
+            let own = Place::Recv(self.own_part(rail));
+            list.combine(rail, self.hosts.parts_of_all(part), part, own);
+            self.on_parts(CollectiveKind::AllGather, own, Place::Recv(self.first_part(rail)), list);
+        }
+    }
+
+    fn gather_at_root(&self, list: &mut StageList) {
+        if !self.hosts.is_at_root() {
+            return;
+        }
+        let part = self.slice.part();
+        for rail in 0..self.hosts.rails() {
+            let combined = slot(rail, self.hosts.number() * part);
+            list.combine(rail, self.hosts.parts_of_all(part), part, combined);
+            self.on_parts(CollectiveKind::Gather, combined, Place::Recv(self.first_part(rail)), list);
+        }
+    }
+
+    fn scatter_and_exchange(&self, list: &mut StageList) {
+        self.scatter_for_hosts(list);
+        let swap = self.swap();
+        list.move_each(self.hosts.rails(), |rail| swap.by(rail));
+    }
+
+    fn combine_and_gather(&self, list: &mut StageList) {
+        let (swap, count) = (self.swap(), self.part_of_host());
+        for rail in 0..self.hosts.rails() {
+            list.combine(rail, swap.parts_at(0), count, slot(rail, swap.made()));
         }
         let buffers = Buffers { send: swap.made(), recv: swap.incoming(0) };
-        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::AllGather, count, buffers));
+        self.move_each(CollectiveKind::AllGather, count, buffers, list);
     }
 
-    fn gather_exchanged(&mut self) {
-        if self.slice.is_divided {
-            self.gather_spread(self.swap_of_part().incoming(0));
+    fn gather_exchanged(&self, list: &mut StageList) {
+        if self.slice.is_divided() {
+            self.gather_spread(self.swap().incoming(0), list);
         }
     }
 
-    fn combine_undivided(&mut self) {
-        let (count, own) = (self.part(), self.host() * self.part());
-        let (send, recv) = (Place::Send(self.slice.first), slot(0, own));
-        let collective = self.of_team(CollectiveKind::AllReduce, count);
-        self.exchange(collective, Blocks::new(send, count), Blocks::new(recv, count));
-        (1..self.rails()).for_each(|rail| self.copy(slot(0, own), slot(rail, own), count));
-        let (kind, buffers) = (self.collecting(), Buffers { send: own, recv: 0 });
-        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, count, buffers));
+    fn combine_undivided(&self, list: &mut StageList) {
+        let (count, own) = (self.slice.part(), self.hosts.own() * self.slice.part());
+        let (send, recv) = (Place::Send(self.slice.first()), slot(0, own));
+        let collective = self.hosts.of_team(CollectiveKind::AllReduce, count);
+        list.exchange(collective, Blocks::new(send, count), Blocks::new(recv, count));
+        (1..self.hosts.rails()).for_each(|rail| list.copy(slot(0, own), slot(rail, own), count));
+        self.move_each(self.collecting(), count, Buffers { send: own, recv: 0 }, list);
     }
 
-    fn take_undivided(&mut self) {
-        if self.plan.kind == CollectiveKind::AllReduce || self.is_root() {
-            let (count, to) = (self.part(), Place::Recv(self.slice.first));
-            self.combine(0, self.of_all_hosts(count), count, to);
+    fn take_undivided(&self, list: &mut StageList) {
+        if self.slice.kind() == CollectiveKind::AllReduce || self.hosts.is_root() {
+            let (count, to) = (self.slice.part(), Place::Recv(self.slice.first()));
+            list.combine(0, self.hosts.parts_of_all(count), count, to);
         }
     }
 
-    fn spread(&mut self) {
-        let count = self.part();
-        if self.is_at_root() && self.slice.is_divided {
-            for rail in 0..self.rails() {
+    fn spread(&self, list: &mut StageList) {
+        let count = self.slice.part();
+        if self.hosts.is_at_root() && self.slice.is_divided() {
+            for rail in 0..self.hosts.rails() {
                 let send = Place::Send(self.first_part(rail));
-                self.team_on_parts(CollectiveKind::Scatter, send, slot(rail, 0));
+                self.on_parts(CollectiveKind::Scatter, send, slot(rail, 0), list);
             }
-        } else if self.is_at_root() {
-            let (send, recv) = (Place::Send(self.slice.first), slot(0, 0));
-            let collective = self.of_team(CollectiveKind::Broadcast, count);
-            self.exchange(collective, Blocks::new(send, count), Blocks::new(recv, count));
-            (1..self.rails()).for_each(|rail| self.copy(slot(0, 0), slot(rail, 0), count));
+        } else if self.hosts.is_at_root() {
+            let (send, recv) = (Place::Send(self.slice.first()), slot(0, 0));
+            let collective = self.hosts.of_team(CollectiveKind::Broadcast, count);
+            list.exchange(collective, Blocks::new(send, count), Blocks::new(recv, count));
+            (1..self.hosts.rails()).for_each(|rail| list.copy(slot(0, 0), slot(rail, 0), count));
         }
-        let buffers = Buffers { send: 0, recv: 0 };
-        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::Broadcast, count, buffers));
+        self.move_each(CollectiveKind::Broadcast, count, Buffers { send: 0, recv: 0 }, list);
     }
 
     /// A rail's part of what is now complete lies at a place of its slot.
-    fn gather_spread(&mut self, at: u64) {
-        if !self.slice.is_divided {
-            return self.copy(slot(0, at), Place::Recv(self.slice.first), self.part());
+    fn gather_spread(&self, at: u64, list: &mut StageList) {
+        if !self.slice.is_divided() {
+            return list.copy(slot(0, at), Place::Recv(self.slice.first()), self.slice.part());
         }
-        for rail in 0..self.rails() {
-            self.team_on_parts(CollectiveKind::AllGather, slot(rail, at), Place::Recv(self.first_part(rail)));
+        for rail in 0..self.hosts.rails() {
+            self.on_parts(CollectiveKind::AllGather, slot(rail, at), Place::Recv(self.first_part(rail)), list);
         }
     }
 }

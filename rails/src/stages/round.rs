@@ -6,96 +6,131 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::super::exchange::Place;
-use super::super::plan::{Combination, Parts, Stage, Swap};
-use super::{Buffers, Stages, slot};
+use super::super::plan::{Parts, Swap};
+use super::super::ring::Ring;
+use super::by_counterparts::ByCounterparts;
+use super::by_parts::ByParts;
+use super::hosts::{Buffers, Hosts};
+use super::one_block::OneBlock;
+use super::slice_shape::SliceShape;
+use super::stage_list::{StageList, slot};
 
-impl Stages<'_> {
-    pub(super) fn of_ring(&mut self, segment: usize) {
-        let Some(hops) = self.plan.round().map(|ring| ring.hops()) else { return };
-        let swap = if self.plan.exchanges() { self.swap_of_part() } else { self.swap() };
+/// A slice of a reduction that goes round a ring.
+pub(super) struct Round<'a> {
+    hosts: Hosts<'a>,
+    slice: SliceShape<'a>,
+    ring: &'a Ring,
+    swap: Swap,
+    ends: Ends<'a>,
+}
+
+/// How blocks get onto the ring, and from it to their ranks.
+enum Ends<'a> {
+    /// Of an all-reduce or a reduce.
+    OneBlock(OneBlock<'a>),
+    /// Of a reduce-scatter.
+    ByCounterparts(ByCounterparts<'a>),
+    /// Of a reduce-scatter of hosts that differ.
+    ByParts(ByParts<'a>),
+}
+
+impl<'a> Round<'a> {
+    pub(super) fn new(slice: SliceShape<'a>, ring: &'a Ring) -> Self {
+        let ends = match slice.kind() {
+            CollectiveKind::ReduceScatter if slice.goes_by_counterparts() => {
+                Ends::ByCounterparts(ByCounterparts::new(slice))
+            }
+            CollectiveKind::ReduceScatter => Ends::ByParts(ByParts::new(slice)),
+            _ => Ends::OneBlock(OneBlock::new(slice)),
+        };
+        let swap = match &ends {
+            Ends::OneBlock(one_block) => one_block.swap(),
+            Ends::ByCounterparts(_) | Ends::ByParts(_) => slice.swap(),
+        };
+        Round { hosts: slice.hosts(), slice, ring, swap, ends }
+    }
+
+    pub(super) fn segment(&self, segment: usize, list: &mut StageList) {
+        let hops = self.ring.hops();
         match segment.checked_sub(1) {
             None => {
-                self.combine_own(swap);
-                self.pass_on(swap, 0);
+                self.combine_own(list);
+                self.pass_on(0, list);
             }
             Some(hop) if hop + 1 < hops => {
-                self.add_own(swap, hop);
-                self.pass_on(swap, hop + 1);
+                self.add_own(hop, list);
+                self.pass_on(hop + 1, list);
             }
-            Some(hop) if hop < hops => self.finish(swap),
-            Some(_) if self.plan.kind == CollectiveKind::AllReduce || self.is_at_root() => self.take_gathered(swap),
-            Some(_) => {}
+            Some(hop) if hop < hops => self.finish(list),
+            Some(_) => self.take_gathered(list),
         }
     }
 
     /// What ranks here contribute to each host's block.
-    fn combine_own(&mut self, swap: Swap) {
-        match self.plan.kind {
-            CollectiveKind::ReduceScatter if self.plan.goes_by_counterparts() => self.reduce_for_hosts(),
-            CollectiveKind::ReduceScatter => self.reduce_parts_for_hosts(),
-            _ => self.scatter_for_hosts(swap),
+    fn combine_own(&self, list: &mut StageList) {
+        match &self.ends {
+            Ends::OneBlock(one_block) => one_block.scatter_for_hosts(list),
+            Ends::ByCounterparts(by_counterparts) => by_counterparts.reduce_for_hosts(list),
+            Ends::ByParts(by_parts) => by_parts.reduce_for_hosts(list),
         }
     }
 
-    fn pass_on(&mut self, swap: Swap, hop: usize) {
-        let (Some(ring), host) = (self.plan.round(), self.plan.seat.host) else { return };
-        let (of, previous) = (ring.sent(host, hop), ring.previous(host));
-        (0..self.rails()).for_each(|rail| self.push(Stage::Rail(swap.hop(rail, of, previous))));
+    fn pass_on(&self, hop: usize, list: &mut StageList) {
+        let host = self.hosts.own() as u32;
+        let (of, previous) = (self.ring.sent(host, hop), self.ring.previous(host));
+        list.move_each(self.hosts.rails(), |rail| self.swap.hop(rail, of, previous));
     }
 
     /// The own contribution to a host's block, and what has come for it.
-    fn both(&self, swap: Swap, owner: u64) -> Option<Parts> {
-        let previous = self.plan.round()?.previous(self.plan.seat.host);
-        Some(Parts::two(swap.outgoing(owner), swap.incoming(previous.into())))
+    fn both(&self, owner: u64) -> Parts {
+        let previous = self.ring.previous(self.hosts.own() as u32);
+        Parts::two(self.swap.outgoing(owner), self.swap.incoming(previous.into()))
     }
 
     /// Elements of a host's block, of a rail.
     fn of_block(&self, owner: u64) -> u64 {
-        match self.plan.exchanges() {
-            true => self.part() / self.hosts(),
-            false if self.plan.goes_by_counterparts() => self.part(),
-            false => self.team_of(owner) * self.part(),
+        match &self.ends {
+            Ends::OneBlock(one_block) => one_block.part_of_host(),
+            Ends::ByCounterparts(_) => self.slice.part(),
+            Ends::ByParts(_) => self.hosts.team_of(owner) * self.slice.part(),
         }
     }
 
-    fn add_own(&mut self, swap: Swap, hop: usize) {
-        let Some(owner) = self.plan.round().map(|ring| u64::from(ring.received(self.plan.seat.host, hop))) else {
-            return;
-        };
-        let (parts, count) = (self.both(swap, owner), self.of_block(owner));
-        for (rail, parts) in (0..self.rails()).filter_map(|rail| Some((rail, parts?))) {
-            let to = slot(rail, swap.outgoing(owner));
-            self.push(Stage::Combine(Combination { rail, parts, count, to, finishes: false }));
+    fn add_own(&self, hop: usize, list: &mut StageList) {
+        let owner = u64::from(self.ring.received(self.hosts.own() as u32, hop));
+        let to = self.swap.outgoing(owner);
+        for rail in 0..self.hosts.rails() {
+            list.add(rail, self.both(owner), self.of_block(owner), slot(rail, to));
         }
     }
 
     /// The block that this host owns is complete.
-    fn finish(&mut self, swap: Swap) {
-        let Some(parts) = self.both(swap, self.host()) else { return };
-        let count = self.of_block(self.host());
-        let is_scattered = self.plan.kind == CollectiveKind::ReduceScatter;
-        for rail in 0..self.rails() {
-            let to = match is_scattered {
-                true if self.plan.goes_by_counterparts() => Place::Recv(self.slice.first),
-                true => self.combined_parts(rail),
-                false => slot(rail, swap.made()),
+    fn finish(&self, list: &mut StageList) {
+        let (parts, count) = (self.both(self.hosts.own()), self.of_block(self.hosts.own()));
+        for rail in 0..self.hosts.rails() {
+            let to = match &self.ends {
+                Ends::OneBlock(_) => slot(rail, self.swap.made()),
+                Ends::ByCounterparts(_) => Place::Recv(self.slice.first()),
+                Ends::ByParts(by_parts) => by_parts.combined(rail),
             };
-            self.combine(rail, parts, count, to);
+            list.combine(rail, parts, count, to);
         }
-        if !is_scattered {
-            let (kind, buffers) = (self.collecting(), Buffers { send: swap.made(), recv: swap.incoming(0) });
-            (0..self.rails()).for_each(|rail| self.move_by(rail, kind, count, buffers));
-        } else if !self.plan.goes_by_counterparts() {
-            self.take_combined_parts();
+        match &self.ends {
+            Ends::OneBlock(one_block) => {
+                let (kind, made) = (one_block.collecting(), self.swap.made());
+                let buffers = Buffers { send: made, recv: self.swap.incoming(0) };
+                list.move_each(self.hosts.rails(), |rail| self.hosts.move_by(rail, kind, count, buffers));
+            }
+            Ends::ByCounterparts(_) => {}
+            Ends::ByParts(by_parts) => by_parts.take_combined(list),
         }
     }
 
     /// Blocks of all hosts are here.
-    fn take_gathered(&mut self, swap: Swap) {
-        let kind = self.collecting();
-        for rail in 0..self.rails() {
-            let from = slot(rail, swap.incoming(0));
-            self.team_on_parts(kind, from, Place::Recv(self.first_part(rail)));
+    fn take_gathered(&self, list: &mut StageList) {
+        match &self.ends {
+            Ends::OneBlock(one_block) if one_block.gets_result() => one_block.take_gathered(list),
+            _ => {}
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::strides::Strides;
-use mccs_ipc::types::CollectiveKind;
+use mccs_ipc::types::{BufferRange, CollectiveKind};
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
@@ -73,8 +73,9 @@ fn move_by(layout: &Layout, seats: &[Seat], ranks: &mut [Rank], rail: u32) -> bo
     let parts = all.iter().map(|(rank, _, Moving { slot, moved: of, .. })| {
         let host = seats[*rank].host;
         let bytes = |count: Option<u64>| count.expect("fits");
-        let send = (of.send, bytes(of.kind.send_count(of.count, layout.hosts(), host, of.root)));
-        let recv = (of.recv, bytes(of.kind.recv_count(of.count, layout.hosts(), host, of.root)));
+        let send = bytes(of.kind.send_count(of.count, layout.hosts(), host, of.root));
+        let recv = bytes(of.kind.recv_count(of.count, layout.hosts(), host, of.root));
+        let (send, recv) = (BufferRange { start: of.send, bytes: send }, BufferRange { start: of.recv, bytes: recv });
         // As the service checks what a tenant names.
         assert!(of.kind.accepts_buffers(host, of.root, send, recv), "{of:?}");
         let place = |at| Place::Slot { rail: of.rail, at };

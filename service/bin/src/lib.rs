@@ -6,9 +6,11 @@
 //! The most important: [`service::Service`], a running service; [`service::Settings`], all that it is told. `docs/ARCHITECTURE.md` has the
 //! life of an operation through the crates.
 
+mod added_tenants;
 mod bus;
 pub mod service;
 mod settings;
 mod sockets;
 mod thread_placement;
 mod transport_factory;
+pub mod upgrade;

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -15,8 +16,10 @@ use mccs_config::service::{RdmaUse, TenantConfig};
 use mccs_config::topology::ActualHost;
 use mccs_controller::config::cluster_config::{ClusterConfig, Text};
 use mccs_device::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
-use mccs_engines::controller::ControllerSettings;
-use mccs_service::service::{CudaUse, Service, Settings};
+use mccs_engines::control::UpgradeDesk;
+use mccs_engines::controller::{ControllerChoice, ControllerFiles, ControllerSettings, open_store};
+use mccs_service::service::{CudaUse, Received, Service, Settings};
+use mccs_service::upgrade::{TakingOver, Upgrades};
 use mccs_tenants::default_quotas::HostResources;
 use mccs_tenants::process_limits::mappings_of_tenants;
 use nix::fcntl::{Flock, FlockArg};
@@ -41,6 +44,9 @@ struct Arguments {
     /// End when no process holds a shared lock (flock) on this file any more. Whoever starts a service for its users holds one from before.
     #[arg(long, value_name = "FILE")]
     users: Option<PathBuf>,
+    /// Go on as the service of the program whose end of a connection is standard input.
+    #[arg(long, hide = true)]
+    take_over: bool,
 }
 
 fn main() -> ExitCode {
@@ -48,9 +54,18 @@ fn main() -> ExitCode {
         // SAFETY: no other thread has been started.
         unsafe { std::env::set_var(QUEUES_VARIABLE, QUEUES_MAX.to_string()) };
     }
-    match run(&Arguments::parse()) {
+    let arguments = Arguments::parse();
+    let taking_over = match arguments.take_over.then(TakingOver::new).transpose() {
+        Ok(taking_over) => taking_over,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "mccs-service: cannot take over: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match run(&arguments, taking_over.as_ref()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            taking_over.iter().for_each(|taking_over| taking_over.refuse(&in_words(error.as_ref())));
             // Where nobody reads it, nothing is left to do about it.
             let _ = writeln!(std::io::stderr(), "mccs-service: {}", in_words(error.as_ref()));
             ExitCode::FAILURE
@@ -58,9 +73,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Topology and policy, where this host is the controller.
+/// Topology and policy, where this host is the controller or may be, and what is needed to reach the store.
 fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
-    let Some((topology, policy)) = &controller.files else { return Ok(()) };
+    if let ControllerChoice::Elected { store: Some(settings), .. } = &controller.choice {
+        open_store(&settings.store).context("store")?;
+    }
+    let Some(ControllerFiles { topology, policy }) = &controller.files else { return Ok(()) };
     let read = |path: &PathBuf, bytes_max| -> anyhow::Result<Text> {
         Ok(Text { name: path.display().to_string(), text: mccs_config::document::read_text(path, bytes_max)? })
     };
@@ -197,7 +215,7 @@ fn default_quotas(config: &mccs_config::ServiceConfig) -> String {
     config.tenants.iter().map(of).collect()
 }
 
-fn run(arguments: &Arguments) -> anyhow::Result<()> {
+fn run(arguments: &Arguments, taking_over: Option<&TakingOver>) -> anyhow::Result<()> {
     let config = match arguments.check_config.as_ref().or(arguments.config.as_ref()) {
         Some(path) => {
             let config = mccs_config::ServiceConfig::load(path)?;
@@ -220,6 +238,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let mps = stay_out_of_mps(&config.runtime_dir());
+    let own_variables = if mps.is_none() { vec![MPS_VARIABLE] } else { Vec::new() };
     raise_limits();
     if arguments.print_config {
         print!("{}{}", config.to_toml(), default_quotas(&config));
@@ -244,20 +263,31 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     survive_others();
     tell_limits();
-    let service = Service::start(&settings)?;
+    let (desk, requests) = UpgradeDesk::new();
+    let upgrades =
+        Upgrades::new(arguments.config.clone(), own_variables).context("cannot find out which program this is")?;
+    let tell_successor = |pid| tell_manager(NotifyState::MainPid(pid));
+    upgrades.serve(requests, tell_successor).context("cannot start a thread")?;
     arguments.users.as_deref().map_or(Ok(()), end_with_users)?;
+    // What can fail has been done before another program's sessions are this one's.
+    match taking_over {
+        Some(taking_over) => taking_over.run(&settings, desk, mccs_exchange::version(), &upgrades)?,
+        None => upgrades.put(Service::start_with(&settings, Received::default(), Arc::default(), Some(desk))?),
+    }
     for tenant in &settings.tenants {
         tracing::info!(tenant = tenant.name, socket = %tenant.socket.display(), "listening");
     }
     tracing::info!(control = %settings.control_socket.display(), tenants = settings.tenants.len(), "listening");
-    // The launcher, and anybody else who starts a service, waits for this line.
-    if let Err(error) = writeln!(std::io::stdout(), "mccs-service ready") {
+    // The launcher, and anybody else who starts a service, waits for this line; for a program that goes on nobody does.
+    if taking_over.is_none()
+        && let Err(error) = writeln!(std::io::stdout(), "mccs-service ready")
+    {
         tracing::warn!(%error, "standard output cannot be written: whoever waits there does not hear that the service is ready");
     }
     tell_manager(NotifyState::Ready);
     let signal = wait_for_the_end(&signals)?;
     tracing::info!(%signal, "stopping");
     tell_manager(NotifyState::Stopping);
-    drop(service);
+    upgrades.end();
     Ok(())
 }

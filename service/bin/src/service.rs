@@ -1,40 +1,53 @@
 //! Composition root: builds engines, devices and threads. With `transport_factory.rs` the only file
 //! that names concrete engines and devices.
 
-use std::net::SocketAddr;
+mod handover;
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use mccs_collective::{CostModel, Strategy};
+use mccs_config::limits::TENANTS;
 use mccs_config::service::AlgorithmChoice;
 use mccs_config::service::{CHANNELS_MIN, Device, MOVER_THREAD, RdmaUse};
 use mccs_controller::inventory::{Inventory, TENANTS_MAX};
 use mccs_device::cuda::{CudaDevice, Gpus, NoCuda, TwinMaker};
 use mccs_device::host::{HostDevice, HostOptions};
-use mccs_engines::control::{ControlEngine, Controlled};
+use mccs_engines::control::{Access, ControlEngine, Controlled, TenantDesk, UpgradeDesk};
 use mccs_engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
-use mccs_engines::exchange::{EventSink, ExchangeSettings, start_exchange};
-use mccs_engines::metrics::start_metrics;
+use mccs_engines::exchange::{EventSink, ExchangeEngine, ExchangeSettings};
+use mccs_engines::handover::{Reaches, Standing};
+use mccs_engines::metrics::otlp::OtlpPusher;
+use mccs_engines::metrics::{self, MetricsEngine};
 use mccs_engines::proxy::{
     Cluster, Offer, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, ScheduleCache, SessionMessage, Timeouts,
 };
-use mccs_engines::session::{Acceptor, GpuProxy, Proxies, SessionFactory};
+use mccs_engines::session::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory};
 use mccs_engines::sockets::SocketWatch;
 use mccs_engines::transport::links::PathAssignment;
 use mccs_engines::transport::path_events::PathEventLog;
 use mccs_engines::transport::{TRANSPORTS_MAX, TransportPool};
+use mccs_exchange::limits::MAILBOX_MAX;
 use mccs_exchange::protocol::{Event, Request};
+use mccs_handover::Handover;
 use mccs_ipc::device_initiated::Execution;
 use mccs_registry::{Overseer, Registry};
-use mccs_runtime::{Mailbox, NumaNodes, RuntimeOptions, Runtimes, Sender, TenantQueues};
+use mccs_runtime::{Mailbox, NumaNodes, RuntimeOptions, Runtimes, Sender, TenantQueues, Waker, WakerSlot};
 use mccs_tenants::HostMemory;
 use mccs_tenants::regions::UnmapWorker;
 
+pub(crate) use self::handover::obstacle;
+use crate::added_tenants::AddedTenants;
 use crate::bus;
-pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
-use crate::sockets::{admissions, listen};
+pub use crate::settings::{
+    CudaUse, NetworkSettings, ObserverSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom,
+};
+use crate::sockets::{CapsByRules, admissions, listen};
+pub use crate::sockets::{Listening, Received};
 use crate::thread_placement::{ThreadPlacement, Work};
 use crate::transport_factory::TransportFactory;
 
@@ -43,6 +56,9 @@ const POLL_BUDGET: usize = 64;
 /// Cores from which on an engine that awaits others spins for [`SPIN_WITH_MANY_CORES`].
 const MANY_CORES: usize = 8;
 const SPIN_WITH_MANY_CORES: Duration = Duration::from_millis(1);
+
+/// Queues of tenants that may have messages at once: all that there can be, and those of as many that have just gone.
+const TENANT_QUEUES_MAX: usize = 2 * TENANTS.max as usize;
 
 /// The thread that gives back what GPUs' memory and streams were for.
 type Freeing = JoinHandle<()>;
@@ -58,8 +74,16 @@ pub struct Service {
     pub transports: Arc<TransportPool>,
     /// Where metrics are told: with the port that the kernel has chosen, if the settings left that to it.
     pub metrics: Option<SocketAddr>,
+    /// Pushes metrics to a collector, while there is a service.
+    _pusher: Option<OtlpPusher>,
     /// The thread that gives back to the CUDA driver.
     freeing: Option<Freeing>,
+    /// Who stands still when the service is handed over.
+    handover: Arc<Handover>,
+    tenants: Tenants,
+    proxy: Sender<ProxyMessage>,
+    /// What another program goes on listening with.
+    listening: Listening,
 }
 
 impl Service {
@@ -68,9 +92,23 @@ impl Service {
     /// # Errors
     /// Sockets in use, directories that cannot be made, threads or descriptors that the kernel refuses.
     pub fn start(settings: &Settings) -> anyhow::Result<Self> {
-        let base = Base::start(settings)?;
+        Self::start_with(settings, Received::default(), Arc::default(), None)
+    }
+
+    /// The same with sockets of the program before, which stands still until it [goes on](Service::go_on) if `handover` says so. Operators leave
+    /// wishes for another program at `upgrades`.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub fn start_with(
+        settings: &Settings,
+        mut received: Received,
+        handover: Arc<Handover>,
+        upgrades: Option<UpgradeDesk>,
+    ) -> anyhow::Result<Self> {
+        let base = Base::start(settings, Arc::clone(&handover))?;
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
-        let queues = TenantQueues::new(settings.tenants.len(), mailbox.waker().clone());
+        let queues = TenantQueues::new(TENANT_QUEUES_MAX, mailbox.waker().clone());
         let (proxy, host_queues) = (mailbox.sender(), queues.opener());
         let (mut gpus, control_gpus, freeing) = base.start_gpus(&proxy)?.map_or_else(
             |none| (Err(none), None, None),
@@ -81,10 +119,13 @@ impl Service {
         if let (Ok(gpus), Some(_)) = (&mut gpus, &settings.exchange) {
             gpus.twins = base.twins(&gpus.twins, transport_factory.as_ref());
         }
-        let (mut cluster, mut controller) = (None, None);
+        let (mut cluster, mut controller, mut listening) = (None, None, Listening::default());
         if let Some(exchange) = &settings.exchange {
             let gpu_count = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
-            let joined = base.join_cluster(exchange, &proxy, gpu_count, &control_gpus, transport_factory.as_ref())?;
+            let listener = received.take_exchange(exchange.listen).map_or_else(|| exchange.listen(), Ok)?;
+            listening.exchange = Some(listener.try_clone().context("exchange.listen")?.into());
+            let gpus = GpusHere { count: gpu_count, proxy: &control_gpus };
+            let joined = base.join_cluster(exchange, listener, &proxy, gpus, transport_factory.as_ref())?;
             (cluster, controller) = (Some(joined.0), joined.1);
         }
         base.start_host_proxy(mailbox, queues, cluster, control_gpus.clone())?;
@@ -101,15 +142,38 @@ impl Service {
             root_address: root_address.into(),
         });
         let mut watch = SocketWatch::default();
-        base.open_sessions(&proxies, &mut watch)?;
+        let tenants = base.open_sessions(&proxies, &mut watch, &mut received, &mut listening)?;
         let overseer = base.overseer();
-        let start_metrics = |at| start_metrics(&base.runtimes, base.control, at, overseer.clone());
-        let metrics = settings.metrics.map(start_metrics).transpose()?;
+        let metrics = settings.metrics.map(|at| base.open_metrics(at, overseer.clone(), &mut received, &mut listening));
+        let metrics = metrics.transpose()?;
+        let pusher = settings.otlp.as_ref().map(|otlp| OtlpPusher::start(otlp, base.overseer(), Arc::clone(&handover)));
+        let pusher = pusher.transpose().context("metrics.otlp")?;
         let pool = Arc::clone(&transports);
-        let controlled = Controlled { overseer, transports: pool, proxy, gpus: control_gpus, controller };
-        base.open_control(controlled, watch)?;
+        let controlled = Controlled {
+            overseer,
+            transports: pool,
+            proxy: proxy.clone(),
+            gpus: control_gpus,
+            controller,
+            upgrades,
+            tenants: Arc::clone(&tenants.added) as Arc<dyn TenantDesk>,
+            tokens: Arc::default(),
+            handover: Arc::clone(&handover),
+        };
+        base.open_control(controlled, watch, &mut received, &mut listening)?;
         let Base { runtimes, registry, .. } = base;
-        Ok(Service { runtimes, registry, transports, metrics, freeing })
+        Ok(Service {
+            runtimes,
+            registry,
+            transports,
+            metrics,
+            _pusher: pusher,
+            freeing,
+            handover,
+            tenants,
+            proxy,
+            listening: listening.without(received),
+        })
     }
 
     /// Ends it, and returns when the CUDA driver has everything back. To free waits for all streams of the process: those of a service that is started
@@ -129,11 +193,20 @@ impl Drop for Service {
     }
 }
 
+/// Who makes sessions of whom.
+struct Tenants {
+    sessions: Arc<SessionFactory>,
+    /// By tenant of the configuration.
+    admissions: BTreeMap<String, Admission>,
+    added: Arc<AddedTenants>,
+}
+
 /// What every part is started with.
 struct Base<'a> {
     settings: &'a Settings,
     runtimes: Arc<Runtimes>,
     registry: Arc<Registry>,
+    handover: Arc<Handover>,
     /// What flows find out about paths, for the controller.
     path_events: Arc<PathEventLog>,
     /// Runtime of sessions; where all share one, of everything that is not patient.
@@ -144,8 +217,16 @@ struct Base<'a> {
     proxy: u32,
 }
 
+/// GPUs of this host.
+struct GpusHere<'a> {
+    /// How many there are.
+    count: u32,
+    /// Their proxy engine.
+    proxy: &'a Option<Sender<ProxyMessage>>,
+}
+
 impl<'a> Base<'a> {
-    fn start(settings: &'a Settings) -> anyhow::Result<Self> {
+    fn start(settings: &'a Settings, handover: Arc<Handover>) -> anyhow::Result<Self> {
         // With one CPU whoever would make the work that is spun for waits for it.
         let (spin, spin_while_waiting) = match cores() {
             1 => (Duration::ZERO, Duration::ZERO),
@@ -158,6 +239,7 @@ impl<'a> Base<'a> {
             settings,
             runtimes,
             registry: Arc::new(Registry::default()),
+            handover,
             path_events: Arc::default(),
             main,
             control,
@@ -206,7 +288,7 @@ impl<'a> Base<'a> {
         registry.set_gpus(gpus.infos());
         let (ids, groups) = (gpus.ids().into(), gpus.groups().into());
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
-        let queues = TenantQueues::new(settings.tenants.len(), mailbox.waker().clone());
+        let queues = TenantQueues::new(TENANT_QUEUES_MAX, mailbox.waker().clone());
         let (sender, opener) = (mailbox.sender(), queues.opener());
         let recorder = registry.recorders.recorder("gpus".into());
         let events = Arc::new(ProxyMessage::device_events(sender.clone()));
@@ -245,13 +327,13 @@ impl<'a> Base<'a> {
     }
 
     /// Starts the exchange with other hosts and, where there is to be one, the engine of the controller. Returns what the proxy engine does with
-    /// other hosts, and where operators reach the controller. `gpus`: how many there are, and their proxy engine.
+    /// other hosts, and where operators reach the controller.
     fn join_cluster(
         &self,
         exchange: &ExchangeSettings,
+        listener: TcpListener,
         proxy: &Sender<ProxyMessage>,
-        gpus: u32,
-        control_gpus: &Option<Sender<ProxyMessage>>,
+        gpus: GpusHere<'_>,
         transport_factory: Option<&TransportFactory>,
     ) -> anyhow::Result<(Cluster, Option<Sender<ControllerInput>>)> {
         let (settings, registry) = (self.settings, &self.registry);
@@ -260,17 +342,22 @@ impl<'a> Base<'a> {
         let controller = inputs.as_ref().map(Mailbox::sender);
         let sink = events_to(proxy, controller.clone());
         let runtime = self.runtime_of("mccs-exchange")?;
-        let exchange = start_exchange(&self.runtimes, runtime, exchange, Arc::clone(registry), sink)?;
+        let mailbox = Mailbox::new(MAILBOX_MAX);
+        let (requests, waker) = (mailbox.sender(), mailbox.waker().clone());
+        let engine = ExchangeEngine::over(listener, exchange, Arc::clone(registry), mailbox, sink)?;
+        let standing = Standing::new(engine, &self.handover, Reaches::Hosts);
+        standing.start(&self.runtimes, runtime, |own| waker.set(own.clone()))?;
+        let exchange = requests;
         if let (Some(inputs), Some(controller)) = (inputs, &settings.controller) {
-            let tenants: Vec<String> = settings.tenants.iter().map(|tenant| tenant.name.clone()).collect();
+            let tenants: Vec<String> = settings.tenants.iter().map(|tenant| tenant.rules.clone()).collect();
             let inventory = Inventory {
-                gpus,
+                gpus: gpus.count,
                 rdma_ports: transport_factory.and_then(TransportFactory::rdma_ports),
                 interfaces: None,
                 tenants: Some(tenants).filter(|tenants| tenants.len() <= TENANTS_MAX),
             };
             let controller = ControllerSettings { inventory, ..controller.clone() };
-            self.start_controller(&controller, inputs, exchange.clone(), proxy.clone(), control_gpus)?;
+            self.start_controller(&controller, inputs, exchange.clone(), proxy.clone(), gpus.proxy)?;
         }
         let offer = transport_factory.map_or_else(
             || Offer {
@@ -300,15 +387,13 @@ impl<'a> Base<'a> {
         proxy: Sender<ProxyMessage>,
         gpus: &Option<Sender<ProxyMessage>>,
     ) -> anyhow::Result<()> {
-        let runtime = if settings.is_here() { self.runtimes.start_runtime("mccs-controller")? } else { self.main };
+        let runtime = if settings.may_be_here() { self.runtimes.start_runtime("mccs-controller")? } else { self.main };
         let (registry, path_events) = (Arc::clone(&self.registry), Arc::clone(&self.path_events));
-        let engine = ControllerEngine::new(settings, inputs, exchange_requests, proxy, registry, path_events);
+        let engine = ControllerEngine::new(settings, inputs, exchange_requests, proxy, registry, path_events)?;
         let engine = engine.with_gpus(gpus.clone());
-        self.runtimes.start_engine(runtime, |waker| {
-            engine.wakers().into_iter().for_each(|slot| slot.set(waker.clone()));
-            Box::new(engine)
-        })?;
-        Ok(())
+        let wakers = engine.wakers();
+        let set = |own: &Waker| wakers.into_iter().for_each(|slot| slot.set(own.clone()));
+        Ok(Standing::new(engine, &self.handover, Reaches::Hosts).start(&self.runtimes, runtime, set)?)
     }
 
     /// Starts the proxy engine of communicators in host memory, and of whatever other hosts have a part in.
@@ -334,6 +419,7 @@ impl<'a> Base<'a> {
             mailbox.waker().set(waker);
             let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, cluster);
             let engine = engine.with_tenant_queues(queues).with_other(gpus, execution == Execution::Ranks);
+            let engine = engine.with_handover(Arc::clone(&self.handover));
             Box::new(engine.refusing_duplicate_gpus(settings.cuda_options.refuses_duplicate_gpus))
         })?;
         Ok(())
@@ -381,6 +467,7 @@ impl<'a> Base<'a> {
         };
         let pool = TransportPool::new(
             Arc::clone(&self.runtimes),
+            self.proxy,
             vec![ProxyMessage::transport_events(proxy)],
             Box::new(placement),
             Box::new(make_links),
@@ -390,8 +477,31 @@ impl<'a> Base<'a> {
         Ok(pool)
     }
 
+    /// Tells metrics, with the socket of the program before if that has listened there.
+    fn open_metrics(
+        &self,
+        at: SocketAddr,
+        overseer: Overseer,
+        received: &mut Received,
+        listening: &mut Listening,
+    ) -> anyhow::Result<SocketAddr> {
+        let listener = received.take_metrics(at).map_or_else(|| metrics::listen(at), Ok)?;
+        let address = listener.local_addr().context("metrics.listen")?;
+        listening.metrics = Some(listener.try_clone().context("metrics.listen")?.into());
+        let engine = MetricsEngine::over(listener, overseer).context("metrics.listen")?;
+        Standing::new(engine, &self.handover, Reaches::Lookers).start(&self.runtimes, self.control, |_| ())?;
+        Ok(address)
+    }
+
     /// Listens for tenants.
-    fn open_sessions(&self, proxies: &Arc<Proxies>, watch: &mut SocketWatch) -> anyhow::Result<()> {
+    fn open_sessions(
+        &self,
+        proxies: &Arc<Proxies>,
+        watch: &mut SocketWatch,
+        received: &mut Received,
+        listening: &mut Listening,
+    ) -> anyhow::Result<Tenants> {
+        let (mut by_tenant, mut caps) = (BTreeMap::new(), CapsByRules::default());
         let factory = Arc::new(SessionFactory {
             runtimes: Arc::clone(&self.runtimes),
             greeting_runtime: self.control,
@@ -402,17 +512,29 @@ impl<'a> Base<'a> {
             host_memory: HostMemory::new(self.settings.min_free_memory_bytes),
             unmap_worker: UnmapWorker::start()?,
             log_budget: Mutex::default(),
+            handover: Arc::clone(&self.handover),
         });
-        for (socket, admissions) in admissions(&self.settings.tenants, proxies) {
+        for (socket, admissions) in admissions(&self.settings.tenants, proxies, &mut caps) {
+            let named = admissions.iter().map(|admission| (admission.tenant.name.clone(), admission.clone()));
+            by_tenant.extend(named);
             admissions.iter().for_each(|admission| self.registry.add_tenant(Arc::clone(&admission.tenant)));
-            let listener = listen(socket, 0o666)?;
+            let listener = listen(socket, 0o666, received)?;
+            listening.add(&listener)?;
             watch.add(socket);
             let name = socket.display().to_string();
-            let factory = Arc::clone(&factory);
-            self.runtimes
-                .start_engine(self.control, |_| Box::new(Acceptor::new(listener, name, admissions, factory)))?;
+            let acceptor = Acceptor::new(listener, name, admissions, Arc::clone(&factory));
+            let slot = WakerSlot::default();
+            self.handover.register_acceptor(slot.clone());
+            self.runtimes.start_engine(self.control, |waker| {
+                slot.set(waker);
+                Box::new(acceptor)
+            })?;
         }
-        Ok(())
+        let Settings { tenants, tenants_folder, quota_defaults, .. } = self.settings;
+        let (folder, factory_of_added) = (tenants_folder.clone(), Arc::clone(&factory));
+        let added = AddedTenants::new(folder, self.control, factory_of_added, *quota_defaults, tenants.len(), caps);
+        added.load(received);
+        Ok(Tenants { sessions: factory, admissions: by_tenant, added: Arc::new(added) })
     }
 
     fn overseer(&self) -> Overseer {
@@ -424,16 +546,30 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// Listens for operators, and watches over all sockets.
-    fn open_control(&self, controlled: Controlled, mut watch: SocketWatch) -> anyhow::Result<()> {
-        let listener = listen(&self.settings.control_socket, 0o600)?;
-        watch.add(&self.settings.control_socket);
+    /// Listens for operators and observers, and watches over all sockets.
+    fn open_control(
+        &self,
+        controlled: Controlled,
+        mut watch: SocketWatch,
+        received: &mut Received,
+        listening: &mut Listening,
+    ) -> anyhow::Result<()> {
+        let mut sockets = vec![(&self.settings.control_socket, 0o600, Access::Operators)];
+        if let Some(ObserverSettings { socket, uids }) = &self.settings.observers {
+            sockets.push((socket, 0o666, Access::Observers(uids.clone())));
+        }
+        for (socket, mode, access) in sockets {
+            let listener = listen(socket, mode, received)?;
+            listening.add(&listener)?;
+            watch.add(socket);
+            let control = ControlEngine::new(listener, access, controlled.clone())?;
+            self.handover.register(control.waker().clone());
+            self.runtimes.start_engine(self.control, |waker| {
+                control.waker().set(waker);
+                Box::new(control)
+            })?;
+        }
         self.runtimes.start_engine(self.control, |_| Box::new(watch))?;
-        let control = ControlEngine::new(listener, controlled)?;
-        self.runtimes.start_engine(self.control, |waker| {
-            control.waker().set(waker);
-            Box::new(control)
-        })?;
         Ok(())
     }
 }

@@ -53,6 +53,33 @@ pub struct TenantSettings {
     pub weight: u32,
     /// Traffic classes that its communicators may ask for.
     pub traffic_classes: Vec<u8>,
+    /// The tenant of `policy.toml` whose rules hold for it.
+    pub rules: String,
+    /// Part of the path of its processes' cgroup; any, if `None`.
+    pub cgroup: Option<String>,
+    /// What operators are told beside its name.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What quotas of tenants follow from where the operator leaves them out.
+#[derive(Debug, Clone, Copy)]
+pub struct QuotaDefaults {
+    host: HostResources,
+    mappings: u64,
+}
+
+impl QuotaDefaults {
+    fn find(config: &mccs_config::ServiceConfig) -> Self {
+        let tenants = config.tenants.len();
+        let mappings = mappings_of_tenants() / tenants.max(1) as u64;
+        QuotaDefaults { host: HostResources::find(&config.cuda, tenants), mappings }
+    }
+
+    /// A tenant with these defaults, at a socket.
+    #[must_use]
+    pub fn tenant(&self, tenant: &file::TenantConfig, socket: PathBuf) -> TenantSettings {
+        tenant_settings(tenant, socket, &self.host.quotas(tenant), self.mappings)
+    }
 }
 
 /// How bytes go to other hosts.
@@ -108,8 +135,14 @@ pub struct Settings {
     pub name: String,
     /// The operator's socket.
     pub control_socket: PathBuf,
+    /// Who may look besides operators, if somebody may.
+    pub observers: Option<ObserverSettings>,
     /// Who may use the service.
     pub tenants: Vec<TenantSettings>,
+    /// Where tenants that are added while the service runs have their folders.
+    pub tenants_folder: PathBuf,
+    /// Quotas of those.
+    pub quota_defaults: QuotaDefaults,
     /// Sizes of a session.
     pub limits: SessionLimits,
     /// Host memory that regions leave free.
@@ -162,6 +195,8 @@ pub struct Settings {
     pub controller: Option<ControllerSettings>,
     /// Where metrics are told, if they are.
     pub metrics: Option<SocketAddr>,
+    /// The collector that metrics are pushed to, if there is one.
+    pub otlp: Option<file::Otlp>,
 }
 
 fn flow_options(tcp: &mccs_config::service::Tcp, address: IpAddr) -> FlowOptions {
@@ -243,6 +278,34 @@ fn exchange_settings(
     }
 }
 
+/// Observers' socket, and users that may connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObserverSettings {
+    /// Where they connect.
+    pub socket: PathBuf,
+    /// Their numbers.
+    pub uids: Vec<u32>,
+}
+
+/// Names are looked up once. One that nobody has keeps no service from its jobs: a package that brought a user may be gone.
+fn observer_settings(observers: &file::Observers, socket: PathBuf) -> ObserverSettings {
+    let uid = |user: &file::User| match user {
+        file::User::Id(uid) => Some(*uid),
+        file::User::Name(name) => match nix::unistd::User::from_name(name) {
+            Ok(Some(user)) => Some(user.uid.as_raw()),
+            Ok(None) => {
+                tracing::warn!(user = name, "observers.users names a user that this host does not have");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(user = name, %error, "a user of observers.users cannot be looked up");
+                None
+            }
+        },
+    };
+    ObserverSettings { socket, uids: observers.users.iter().filter_map(uid).collect() }
+}
+
 impl Settings {
     /// Refuses what a configuration wants in vain of a service of its own; launchers, whose files are parts of configurations, add what is missing.
     ///
@@ -259,13 +322,19 @@ impl Settings {
     /// The settings that a checked configuration says.
     #[must_use]
     pub fn from_config(config: &mccs_config::ServiceConfig) -> Self {
-        let mappings = mappings_of_tenants() / config.tenants.len().max(1) as u64;
-        let host = HostResources::find(&config.cuda, config.tenants.len());
-        let tenant = |tenant: &file::TenantConfig| tenant_settings(config, tenant, &host.quotas(tenant), mappings);
+        let quota_defaults = QuotaDefaults::find(config);
+        let tenant = |tenant: &file::TenantConfig| quota_defaults.tenant(tenant, config.tenant_socket(tenant));
         Settings {
             name: config.name(),
             control_socket: config.control_socket(),
+            observers: config
+                .observers
+                .as_ref()
+                .zip(config.observers_socket())
+                .map(|(observers, socket)| observer_settings(observers, socket)),
             tenants: config.tenants.iter().map(tenant).collect(),
+            tenants_folder: config.tenants_folder(),
+            quota_defaults,
             limits: SessionLimits {
                 command_ring: config.limits.command_ring,
                 completion_ring: config.limits.completion_ring,
@@ -318,14 +387,15 @@ impl Settings {
             paths: config.strategy.paths.iter().map(FlowPath::from).collect(),
             exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
             controller: config.controller.as_ref().map(|controller| ControllerSettings::new(config, controller)),
-            metrics: config.metrics.as_ref().map(|metrics| metrics.listen.0),
+            metrics: config.metrics.as_ref().and_then(|metrics| Some(metrics.listen?.0)),
+            otlp: config.metrics.as_ref().and_then(|metrics| metrics.otlp.clone()),
         }
     }
 }
 
 fn tenant_settings(
-    config: &mccs_config::ServiceConfig,
     tenant: &file::TenantConfig,
+    socket: PathBuf,
     derived: &DerivedQuotas,
     mappings: u64,
 ) -> TenantSettings {
@@ -342,11 +412,14 @@ fn tenant_settings(
     };
     TenantSettings {
         name: tenant.name.clone(),
-        socket: config.tenant_socket(tenant),
+        socket,
         uids: tenant.uids.clone(),
         quota,
         weight: tenant.weight,
         traffic_classes: tenant.traffic_classes.clone(),
+        rules: tenant.rules.clone().unwrap_or_else(|| tenant.name.clone()),
+        cgroup: tenant.cgroup.clone(),
+        labels: tenant.labels.clone(),
     }
 }
 

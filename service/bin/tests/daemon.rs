@@ -72,6 +72,12 @@ impl Host {
     }
 }
 
+/// Whether a process waits for something.
+fn sleeps(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    stat.rsplit_once(") ").is_some_and(|(_, behind_name)| behind_name.starts_with('S'))
+}
+
 #[test]
 fn a_service_manager_hears_when_it_is_ready_and_when_it_ends() {
     let host = Host::new();
@@ -157,4 +163,35 @@ fn who_finds_no_descriptor_left_is_told_which_limit_it_is() {
         std::thread::yield_now();
     }
     host.ends(service);
+}
+
+/// Killed, a service tells nobody anything: whoever waits for it hears where its reason is.
+#[test]
+fn who_waits_for_a_service_that_is_killed_is_told_where_its_reason_is() {
+    let host = Host::new();
+    let mut service = host.service(":").spawn().expect("starts");
+    assert_eq!(host.hears(), "READY=1");
+    let pid = Pid::from_raw(service.id() as i32);
+    let client = mccs::Client::connect(host.at("run/mccs.sock")).expect("a session");
+    kill(pid, Signal::SIGSTOP).expect("a process");
+    let ask = |control: &str| {
+        let mut asks = mccsctl();
+        asks.arg("--socket").arg(host.at("run").join(control)).arg("sessions").stderr(Stdio::piped());
+        asks.spawn().expect("starts")
+    };
+    let (operator, tenant) = (ask("mccs-control.sock"), ask("mccs.sock"));
+    for asks in [&operator, &tenant] {
+        // It has connected, and waits for an answer.
+        while !sleeps(asks.id()) {
+            std::thread::yield_now();
+        }
+    }
+    kill(pid, Signal::SIGKILL).expect("a process");
+    service.wait().expect("a child");
+    for asks in [operator, tenant] {
+        let told = String::from_utf8(asks.wait_with_output().expect("ends").stderr).expect("text");
+        assert!(told.contains("its log says why") && !told.contains("may ask"), "{told}");
+    }
+    let error = client.create_stream().map(drop).expect_err("the service has gone").to_string();
+    assert!(error.contains("its log says why (journalctl -u mccs-service)"), "{error}");
 }

@@ -5,10 +5,10 @@
 mod programs;
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use self::programs::{mccsctl, watchdog};
+use self::programs::{make_driver, mccsctl, watchdog};
 
 /// A service's host, with its driver.
 struct Host {
@@ -25,16 +25,7 @@ impl Host {
     /// With a driver made so.
     fn with_driver(definitions: &[&str]) -> Self {
         let host = Host { folder: tempfile::tempdir().expect("a directory") };
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/libcuda.c");
-        let definitions = definitions.iter().map(|definition| format!("-D{definition}"));
-        let compiler = Command::new("cc")
-            .args(["-shared", "-fPIC", "-w", "-o"])
-            .arg(host.at("libcuda.so"))
-            .args(definitions)
-            .arg(source)
-            .output();
-        let compiled = compiler.expect("a C compiler");
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        make_driver(host.folder.path(), definitions);
         host
     }
 

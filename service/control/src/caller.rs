@@ -37,14 +37,20 @@ impl Caller {
     /// In a line: `uid 0 (root, by sudo of alice): mccsctl policy apply new.toml`. Whatever the program says, it stays one line.
     #[must_use]
     pub fn of_user(&self, uid: u32) -> String {
-        let names = [self.user.clone(), self.login.as_ref().map(|login| format!("by sudo of {login}"))];
-        let names: Vec<String> = names.into_iter().flatten().map(|name| one_line(&name, NAME_CHARS_MAX)).collect();
-        let names = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
         let command = match one_line(&self.command, COMMAND_CHARS_MAX) {
             command if command.is_empty() => "a program".to_owned(),
             command => command,
         };
-        format!("uid {uid}{names}: {command}")
+        format!("{}: {command}", self.user(uid))
+    }
+
+    /// The same without the command.
+    #[must_use]
+    pub fn user(&self, uid: u32) -> String {
+        let names = [self.user.clone(), self.login.as_ref().map(|login| format!("by sudo of {login}"))];
+        let names: Vec<String> = names.into_iter().flatten().map(|name| one_line(&name, NAME_CHARS_MAX)).collect();
+        let names = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+        format!("uid {uid}{names}")
     }
 }
 

@@ -4,12 +4,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mccs_ipc::handshake::{HandshakeError, SocketError, connect};
+use mccs_ipc::handshake::{HUNG_UP, HandshakeError, SocketError, connect};
 
 use super::{ANSWER_BYTES_MAX, Call, Caller, Chunk, ControlAnswer, ControlRequest, chunks};
 
 /// How long the service has to answer: it is idle or busy, never blocked.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -17,21 +17,36 @@ pub enum ControlError {
     /// No connection.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
+    /// It ended.
+    #[error("the mccs-service has gone before it had answered: {HUNG_UP}. Ask again")]
+    HungUp,
     /// It broke.
-    #[error("the service hung up: only root and the service's own user may ask ({0})")]
-    Socket(#[from] SocketError),
+    #[error("the connection to the service broke: {0}. Ask again")]
+    Socket(SocketError),
     /// Somebody else answered.
     #[error(
         "{} is no control socket, but perhaps a tenant's: `mccs-service --print-config` says where service.control_socket is",
         .0.display()
     )]
     NotControl(PathBuf),
+    /// There is more than anybody reads.
+    #[error("the service's answer has more than {ANSWER_BYTES_MAX} bytes")]
+    TooLong,
     /// Nothing came.
     #[error("the service did not answer within {0:?}")]
     NoAnswer(Duration),
     /// Not our JSON.
     #[error("the service's answer cannot be read")]
     Answer(#[from] serde_json::Error),
+}
+
+impl From<SocketError> for ControlError {
+    fn from(error: SocketError) -> Self {
+        match error {
+            SocketError::Closed => Self::HungUp,
+            error => Self::Socket(error),
+        }
+    }
 }
 
 /// Asks the service that listens on `path`.
@@ -47,7 +62,15 @@ pub fn call(path: &Path, request: &ControlRequest) -> Result<ControlAnswer, Cont
 /// # Errors
 /// As [`call`].
 pub fn call_within(path: &Path, request: &ControlRequest, within: Duration) -> Result<ControlAnswer, ControlError> {
-    ask(path, request, within).map(|(answer, _)| answer)
+    Ok(serde_json::from_slice(&call_for_text(path, request, within)?)?)
+}
+
+/// As [`call_within`], for whoever hands the answer's JSON on as it is.
+///
+/// # Errors
+/// As [`call`], but that the text may be anything.
+pub fn call_for_text(path: &Path, request: &ControlRequest, within: Duration) -> Result<Vec<u8>, ControlError> {
+    ask(path, request, within).map(|(text, _)| text)
 }
 
 /// As [`call`], for answers that bring memory.
@@ -58,14 +81,11 @@ pub fn call_for_memory(
     path: &Path,
     request: &ControlRequest,
 ) -> Result<(ControlAnswer, Option<OwnedFd>), ControlError> {
-    ask(path, request, ANSWER_WITHIN)
+    let (text, memory) = ask(path, request, ANSWER_WITHIN)?;
+    Ok((serde_json::from_slice(&text)?, memory))
 }
 
-fn ask(
-    path: &Path,
-    request: &ControlRequest,
-    within: Duration,
-) -> Result<(ControlAnswer, Option<OwnedFd>), ControlError> {
+fn ask(path: &Path, request: &ControlRequest, within: Duration) -> Result<(Vec<u8>, Option<OwnedFd>), ControlError> {
     let socket = connect(path)?;
     let call = Call { request: request.clone(), by: Caller::this_process() };
     for chunk in chunks(&serde_json::to_vec(&call)?) {
@@ -76,7 +96,10 @@ fn ask(
         }
     }
     let (mut text, mut memory) = (Vec::new(), None);
-    while text.len() < ANSWER_BYTES_MAX {
+    loop {
+        if text.len() >= ANSWER_BYTES_MAX {
+            return Err(ControlError::TooLong);
+        }
         if !socket.wait_readable(within) {
             return Err(ControlError::NoAnswer(within));
         }
@@ -88,9 +111,8 @@ fn ask(
             text.extend(bytes);
             memory = memory.or(fds.pop());
             if !more {
-                break;
+                return Ok((text, memory));
             }
         }
     }
-    Ok((serde_json::from_slice(&text)?, memory))
 }

@@ -3,27 +3,33 @@
 //!
 //! Imports the controller's answers and telemetry's views, and nothing that runs: `mccsctl` links this crate, and no service.
 //!
-//! JSON in postcard-framed chunks over the control socket, which only root and the service's own user may use. One
-//! request a connection. What engines record does not go that way: the answer brings the memory that it lies in.
+//! JSON in postcard-framed chunks over the control socket, which only root and the service's own user may use, or over the
+//! observers' socket, whose users may only look. One request a connection. What engines record does not go that way: the answer brings the memory that it lies in.
 
+pub mod acts;
 mod caller;
 mod client;
 pub mod cluster;
+pub mod documents;
 pub mod overview;
+pub mod tenants;
 pub mod trace_window;
 mod views;
 
 pub use caller::Caller;
-pub use client::{ControlError, call, call_for_memory, call_within};
-pub use views::{CommView, DrainView, GpuView, HostView, RankView, SessionView};
+pub use client::{ControlError, call, call_for_memory, call_for_text, call_within};
+pub use views::{CommView, DrainView, GpuView, HostView, RankView, SessionView, TenantRow};
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use mccs_config::change::StrategyChange;
 use mccs_config::cpus::CpuChoice;
+use mccs_config::service::TenantConfig;
 use overview::Overview;
 use serde::{Deserialize, Serialize};
 
+pub use mccs_controller::messages::answer::OfficeView;
 use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest};
 use mccs_runtime::{EngineId, EngineInfo, RuntimeInfo};
 use mccs_telemetry::failed::FailedView;
@@ -31,6 +37,7 @@ use mccs_telemetry::missing_ranks::LateView;
 use mccs_telemetry::recorder::RingView;
 use mccs_telemetry::stuck::StuckReport;
 
+use crate::acts::{ActRefusal, SignedAct, TokenMade, TokenView, TokenWanted};
 use crate::cluster::ClusterView;
 
 /// Bytes of JSON in one chunk: a chunk and its framing fit a message.
@@ -160,11 +167,93 @@ pub enum ControlRequest {
         /// Whether what is stuck is to be found out.
         stuck: bool,
     },
+    /// All tenants.
+    Tenants,
+    /// Have a tenant until it is taken away, at a socket of its own. Who asks twice has it.
+    AddTenant {
+        /// Its name, users, quotas and labels. Its socket is the service's choice.
+        tenant: Box<TenantConfig>,
+    },
+    /// Take such a tenant away: its sessions end.
+    RemoveTenant {
+        /// Which.
+        name: String,
+    },
+    /// Have another program of the service go on where this one stands, with all sessions.
+    Upgrade {
+        /// Which, where `service.binary` permits it to be named; as that says, if `None`. It reads the configuration anew.
+        binary: Option<PathBuf>,
+        /// Whether sessions end that cannot be handed over, or that the configuration has no room for.
+        #[serde(default)]
+        force: bool,
+    },
     /// Ask the controller, on its host.
     Controller {
         /// What.
         request: ControllerRequest,
     },
+    /// Do what the holder of a token has signed. Observers hand it on; the service judges.
+    Act {
+        /// The act.
+        act: SignedAct,
+    },
+    /// Make a token, which ends with the service.
+    AddToken {
+        /// Which.
+        token: TokenWanted,
+    },
+    /// All tokens, also of those that have ended the last ones.
+    Tokens,
+    /// Take a token back.
+    RemoveToken {
+        /// Its id.
+        id: String,
+    },
+}
+
+impl ControlRequest {
+    /// Whether it changes nothing but what is recorded for whoever looks.
+    #[must_use]
+    pub fn only_looks(&self) -> bool {
+        match self {
+            ControlRequest::Sessions
+            | ControlRequest::Communicators
+            | ControlRequest::Joining
+            | ControlRequest::Failed
+            | ControlRequest::Engines
+            | ControlRequest::Hosts
+            | ControlRequest::Gpus
+            | ControlRequest::Overview
+            | ControlRequest::Tenants
+            | ControlRequest::Trace { .. }
+            | ControlRequest::TraceRings
+            | ControlRequest::TraceRing { .. }
+            | ControlRequest::WhyStuck { .. }
+            | ControlRequest::Accounts { .. }
+            | ControlRequest::Cluster { .. } => true,
+            ControlRequest::Drain { drains, .. } => drains.is_none(),
+            ControlRequest::Controller { request } => match request {
+                ControllerRequest::Office
+                | ControllerRequest::Show
+                | ControllerRequest::History { .. }
+                | ControllerRequest::Diff { .. } => true,
+                ControllerRequest::Apply { .. } | ControllerRequest::Rollback | ControllerRequest::Link { .. } => false,
+            },
+            ControlRequest::AddTenant { .. }
+            | ControlRequest::RemoveTenant { .. }
+            | ControlRequest::ScaleTransports { .. }
+            | ControlRequest::MoveEngine { .. }
+            | ControlRequest::BindRuntime { .. }
+            | ControlRequest::Reconfigure { .. }
+            | ControlRequest::Unpin { .. }
+            | ControlRequest::Upgrade { .. }
+            | ControlRequest::Act { .. }
+            | ControlRequest::AddToken { .. }
+            | ControlRequest::RemoveToken { .. } => false,
+            // Who may act, and how often they have: nothing that observers need.
+            ControlRequest::Tokens => false,
+        }
+    }
 }
 
 /// What the service answers.
@@ -213,12 +302,48 @@ pub enum ControlAnswer {
     Cluster(Box<ClusterView>),
     /// To [`ControlRequest::Cluster`], where no controller is named, whose agents ask other hosts.
     NoController,
+    /// To [`ControlRequest::Tenants`].
+    Tenants(Vec<TenantRow>),
+    /// To [`ControlRequest::AddTenant`].
+    TenantAdded {
+        /// Where its processes connect.
+        socket: PathBuf,
+    },
+    /// To [`ControlRequest::RemoveTenant`] where there is none that was added.
+    NoTenant,
+    /// Not done, for a reason that is over in a moment.
+    TryAgain(String),
+    /// To [`ControlRequest::Upgrade`], when the other program is the service.
+    Upgraded(UpgradeView),
     /// To [`ControlRequest::Controller`].
     Controller(Box<ControllerAnswer>),
+    /// To [`ControlRequest::AddToken`].
+    Token(TokenMade),
+    /// To [`ControlRequest::Tokens`]; and to the act that asks for its own.
+    Tokens(Vec<TokenView>),
+    /// To [`ControlRequest::Act`] that is not begun.
+    ActRefused(ActRefusal),
     /// Done.
     Done,
     /// Not done, and why.
     Refused(String),
+}
+
+/// What has become of an upgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeView {
+    /// The process that is the service now.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// Sessions that go on.
+    pub sessions: u64,
+    /// Sessions that have ended: the log says why.
+    pub ended: u64,
+    /// Communicators that go on.
+    pub communicators: u64,
+    /// For how long neither program has served, in microseconds.
+    pub gap_us: u64,
 }
 
 /// Longest window of a trace: whoever asked may be gone.

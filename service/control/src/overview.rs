@@ -3,8 +3,11 @@
 //!
 //! Bounded: of very many communicators, ranks or flows the first are told, and how many were left out.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
+use crate::OfficeView;
 use crate::views::{CommView, GpuView, HostView};
 use mccs_runtime::{EngineInfo, RuntimeInfo};
 use mccs_telemetry::bandwidth::TenantKindView;
@@ -39,6 +42,12 @@ pub struct QuotaView {
 pub struct TenantView {
     /// Its name.
     pub tenant: String,
+    /// The tenant of `policy.toml` whose rules hold for it.
+    #[serde(default)]
+    pub rules: String,
+    /// What operators are told beside its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// What it holds.
     pub quotas: Vec<QuotaView>,
     /// Operations not ended, now.
@@ -80,6 +89,18 @@ pub struct RefusedView {
     pub connections: u64,
 }
 
+/// Pushes of metrics to a collector.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushesView {
+    /// The collector has taken all of them.
+    pub accepted: u64,
+    /// It was not reached, has refused, or has rejected a part.
+    pub failed: u64,
+    /// Why the last one has failed, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
 /// A service at a moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Overview {
@@ -114,12 +135,18 @@ pub struct Overview {
     /// Until when other hosts take this one for who it is, in seconds of the Unix epoch: the end of its certificate, or of one above it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_end: Option<u64>,
+    /// Who is the controller, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub office: Option<OfficeView>,
     /// By how much this host's estimate of the cluster's common clock may be wrong, where its communicators send at certain times.
     #[serde(default)]
     pub clock_error_ns: Option<u64>,
     /// What the common clock has shown when it was last needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<ClockView>,
+    /// What became of pushes to the collector, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pushes: Option<PushesView>,
     /// Threads.
     pub runtimes: Vec<RuntimeInfo>,
     /// What runs on them.

@@ -1,6 +1,8 @@
 //! Views on the wire: hosts, GPUs, sessions, ranks and communicators, as `mccsctl` shows them.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use mccs_config::service::TransportKind;
@@ -62,6 +64,32 @@ pub struct DrainView {
     pub sessions: usize,
     /// Their communicators.
     pub communicators: usize,
+}
+
+/// A tenant, and what it holds now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantRow {
+    /// Its name.
+    pub tenant: String,
+    /// The tenant of `policy.toml` whose rules hold for it.
+    pub rules: String,
+    /// What operators are told beside its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Its part of the service's threads.
+    pub weight: u32,
+    /// Connected processes.
+    pub sessions: u64,
+    /// Communicators.
+    pub communicators: u64,
+    /// Bytes of host memory.
+    pub memory_bytes: u64,
+    /// Where its processes connect, if it was added while the service ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub added: Option<PathBuf>,
+    /// Whether it is being taken away.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
 }
 
 /// A GPU of the service's.

@@ -19,6 +19,8 @@
 //!
 //! It obeys the host alone that the configuration names, and says so to any other that asks it to report. Of that host it obeys the life
 //! that has asked last, unless a newer one was there before, whatever has become of it: an old one that comes back has old policies.
+//! Where the controller is elected, lives are terms, and it obeys the greatest term that it has heard of or voted for, whichever
+//! candidate has it: this is where a controller that was replaced and does not know it is stopped.
 //! An order for a strategy that is not the last one decided is stale, and harms nothing.
 //!
 //! `agent/reports.rs` has what it reports, `agent/paces.rs` how engines keep to paces.
@@ -39,6 +41,7 @@ use mccs_config::service::FlowPath;
 use self::paces::Paced;
 use self::reports::Known;
 use crate::agent::clock::CommonClock;
+use crate::election::voter::{Vote, Voter};
 use crate::inventory::{Interfaces, Inventory};
 use crate::links::link_overrides::LinkOverrides;
 use crate::messages::message::{Act, AgentMessage, ControllerMessage, Order, Outcome};
@@ -85,6 +88,13 @@ pub struct Live {
 pub enum AgentOutput {
     /// Tell the controller.
     Tell(AgentMessage),
+    /// Answer a host that is not obeyed, or not yet.
+    Reply {
+        /// Which.
+        to: Name,
+        /// What.
+        message: AgentMessage,
+    },
     /// Test the links to other services.
     TestLinks,
     /// Change the communicator with a number, then say [`Agent::answered`].
@@ -128,14 +138,31 @@ struct Carried {
     expected_epoch: u64,
 }
 
+/// Whom an agent may obey.
+pub enum Obedience {
+    /// This host, in whatever life.
+    Host(Name),
+    /// The candidate with the greatest term.
+    Elected {
+        /// Those that may be elected, in order. At least one.
+        candidates: Vec<Name>,
+        /// Where hosts vote: this one's vote.
+        voter: Option<Voter>,
+    },
+}
+
 /// See the module's documentation.
 pub struct Agent {
-    controller: Name,
+    obedience: Obedience,
+    /// Whom it obeys, or obeyed last.
+    controller: Option<Name>,
     /// What this host has.
     inventory: Inventory,
     life: Option<u64>,
-    /// The newest life that was obeyed.
+    /// The newest life that was obeyed, or voted for.
     newest_life: u64,
+    /// Whose that is, where it is elected.
+    newest_of: Option<Name>,
     with_profiles: bool,
     known: BTreeMap<CommId, Known>,
     /// Communicators of which there is news for the controller; those that are not known have ended.
@@ -161,15 +188,33 @@ pub struct Agent {
     budget: LogBudget,
 }
 
+/// A change that was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Made {
+    /// Number of the strategy.
+    pub epoch: u64,
+    /// First operation under it.
+    pub cut: u64,
+}
+
 impl Agent {
     /// Of a host that obeys `controller`.
     #[must_use]
     pub fn new(controller: Name) -> Self {
+        let obeyed = Some(controller.clone());
+        Agent { controller: obeyed, ..Self::obeying(Obedience::Host(controller)) }
+    }
+
+    /// Of a host that obeys whom `obedience` says.
+    #[must_use]
+    pub fn obeying(obedience: Obedience) -> Self {
         Agent {
-            controller,
+            obedience,
+            controller: None,
             inventory: Inventory::default(),
             life: None,
             newest_life: 0,
+            newest_of: None,
             with_profiles: false,
             known: BTreeMap::new(),
             untold: BTreeSet::new(),
@@ -235,10 +280,67 @@ impl Agent {
         self.life.map(|_| AgentOutput::Tell(AgentMessage::Path { peer, path, answers }))
     }
 
-    /// Whom it obeys.
+    /// Whom it obeys, or obeyed last; none before anybody was elected.
     #[must_use]
-    pub fn controller(&self) -> &Name {
-        &self.controller
+    pub fn controller(&self) -> Option<&Name> {
+        self.controller.as_ref()
+    }
+
+    /// The greatest life, or term, that it has heard of.
+    #[must_use]
+    pub fn newest_life(&self) -> u64 {
+        self.newest_life
+    }
+
+    /// The host takes part from now on: no other process of it does any more.
+    pub fn start_voting(&mut self, now: Instant) {
+        if let Obedience::Elected { voter: Some(voter), .. } = &mut self.obedience {
+            voter.start(now);
+        }
+    }
+
+    /// Somebody was elected: no lesser term is obeyed any more.
+    pub fn heard_of(&mut self, term: u64, holder: &Name) {
+        if term > self.newest_life {
+            (self.newest_life, self.newest_of) = (term, Some(holder.clone()));
+            self.life = None;
+        }
+    }
+
+    /// Whether what a host orders is heard at all.
+    fn check(&self, from: &Name, message: &ControllerMessage) -> Result<(), NotObeyed> {
+        let has_asked = matches!(message, ControllerMessage::Sync { .. });
+        let may_ask = has_asked || matches!(message, ControllerMessage::Claim { .. });
+        let (may_speak, named) = match &self.obedience {
+            Obedience::Host(host) => (from == host, Some(host)),
+            // Who has the office asks first.
+            Obedience::Elected { candidates, .. } => {
+                let is_obeyed = self.controller.as_ref() == Some(from);
+                (candidates.contains(from) && (may_ask || is_obeyed), candidates.first())
+            }
+        };
+        match self.controller.as_ref().or(named) {
+            Some(controller) if !may_speak => {
+                Err(NotObeyed { from: from.clone(), controller: controller.clone(), has_asked })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A candidate wants this host's vote.
+    fn vote(&mut self, from: &Name, question: u64, term: u64, now: Instant) -> Vec<AgentOutput> {
+        let Obedience::Elected { voter: Some(voter), .. } = &mut self.obedience else { return Vec::new() };
+        let vote = voter.claim(from, term, self.newest_life, now);
+        if vote == Vote::Granted {
+            self.heard_of(term, from);
+        }
+        vec![AgentOutput::Reply { to: from.clone(), message: AgentMessage::Vote { question, term, vote } }]
+    }
+
+    /// Whether a life may not be obeyed, since a newer one was, or another host has that term.
+    fn is_superseded(&self, from: &Name, life: u64) -> bool {
+        let is_of_other = || self.newest_of.as_ref().is_some_and(|of| of != from);
+        life < self.newest_life || life == self.newest_life && is_of_other()
     }
 
     /// A controller speaks.
@@ -251,23 +353,24 @@ impl Agent {
         message: ControllerMessage,
         now: Instant,
     ) -> Result<Vec<AgentOutput>, NotObeyed> {
-        if *from != self.controller {
-            let has_asked = matches!(message, ControllerMessage::Sync { .. });
-            return Err(NotObeyed { from: from.clone(), controller: self.controller.clone(), has_asked });
-        }
-        let tell = |message| vec![AgentOutput::Tell(message)];
+        self.check(from, &message)?;
+        let reply = |message| vec![AgentOutput::Reply { to: from.clone(), message }];
         Ok(match message {
-            ControllerMessage::Sync { life, .. } if life < self.newest_life => {
-                tell(AgentMessage::Superseded { by: self.newest_life })
+            ControllerMessage::Claim { question, term } => self.vote(from, question, term, now),
+            ControllerMessage::Sync { life, .. } if self.is_superseded(from, life) => {
+                reply(AgentMessage::Superseded { by: self.newest_life })
             }
             ControllerMessage::Sync { life, with_profiles } => {
+                if let Obedience::Elected { .. } = &self.obedience {
+                    (self.controller, self.newest_of) = (Some(from.clone()), Some(from.clone()));
+                }
                 let forgets = self.life != Some(life) && self.reductions.take().is_some();
                 let mut outputs = self.begin_reports(life, with_profiles, now);
                 outputs.extend(forgets.then_some(AgentOutput::Reduce(None)));
                 outputs
             }
             ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {
-                Some(by) => tell(AgentMessage::Superseded { by }),
+                Some(by) => reply(AgentMessage::Superseded { by }),
                 // It has not asked to be told: it has not heard yet that this host has forgotten it.
                 None => Vec::new(),
             },
@@ -346,13 +449,13 @@ impl Agent {
     }
 
     /// A change was made, or could not be. Whatever has become of communicators meanwhile was looked at before, and is told first.
-    pub fn answered(&mut self, question: u64, made: Result<(u64, u64), Refused>) -> Vec<AgentOutput> {
+    pub fn answered(&mut self, question: u64, made: Result<Made, Refused>) -> Vec<AgentOutput> {
         let Some(Carried { life, order, comm, expected_epoch }) = self.carried.remove(&question) else {
             return Vec::new();
         };
         let epoch = self.known.get(&comm).map_or(0, |known| known.report.chosen.epoch);
         let outcome = match made {
-            Ok((epoch, cut)) => Outcome::Done { epoch, cut },
+            Ok(Made { epoch, cut }) => Outcome::Done { epoch, cut },
             Err(_) if epoch != expected_epoch => Outcome::Stale { epoch },
             Err(Refused { whose, reason }) => Outcome::Refused { whose, reason },
         };
@@ -378,7 +481,7 @@ impl Agent {
 
     /// A host is lost. A controller that comes back asks anew.
     pub fn lost(&mut self, host: &Name) {
-        if *host == self.controller {
+        if self.controller.as_ref() == Some(host) {
             self.life = None;
         }
     }

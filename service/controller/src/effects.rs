@@ -16,8 +16,8 @@ pub(super) struct Effects {
 }
 
 impl Effects {
-    pub(super) fn new(life: u64, now: Instant) -> Self {
-        let (outbox, decisions) = (Outbox::new(life, now), DecisionScheduler::new(now));
+    pub(super) fn new(life: u64, common_ns: u64, now: Instant) -> Self {
+        let (outbox, decisions) = (Outbox::new(life, common_ns, now), DecisionScheduler::new(now));
         Effects { outbox, history: History::default(), decisions }
     }
 

@@ -105,6 +105,11 @@ impl History {
         }
     }
 
+    /// Numbers up to that one were given by others.
+    pub fn go_on_behind(&mut self, number: u64) {
+        self.next = self.next.max(number);
+    }
+
     /// Those that are other than when this was last asked.
     pub fn take_news(&mut self) -> Vec<&Entry> {
         let numbers = std::mem::take(&mut self.untold);
@@ -231,12 +236,15 @@ mod tests {
         let entries: Vec<Entry> = history.iter().cloned().collect();
         let mut next = History::default();
         next.remember(entries.clone());
+        next.go_on_behind(1);
         let third = next.note("third", "", Went::Done, now);
         assert_eq!(
             (third, numbers(&mut next)),
             (3, vec![second, third]),
             "of what was under way nothing more is heard"
         );
+        next.go_on_behind(8);
+        assert_eq!((next.note("another", "", Went::Done, now), numbers(&mut next)), (9, vec![9]));
         assert_eq!(next.iter().next(), entries.first());
         assert!(matches!(&next.iter().nth(1).unwrap().went, Went::Failed(why) if why.contains("ended")));
     }

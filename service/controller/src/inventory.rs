@@ -43,7 +43,7 @@ pub struct Inventory {
     /// Ports of RDMA devices that its service uses. `None` where it uses none: what a topology calls them is then nobody's affair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma_ports: Option<Vec<Device>>,
-    /// Tenants that its service is configured with. `None` where that is not known.
+    /// Tenants of `policy.toml` whose rules hold for those that its service is configured with. `None` where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenants: Option<Vec<String>>,
 }

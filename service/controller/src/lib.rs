@@ -14,6 +14,7 @@
 //! | `effects` | outputs of components, and when the controller decides again |
 //! | [`agent`] | the agent of a host: reports, carries out orders, and follows the controller's clock |
 //! | [`config`] | policy and topology: on disk, checked, and in force |
+//! | [`election`] | which host has the role, where hosts elect it by their order |
 //! | [`messages`] | what controller and agents say to each other, and what operators ask and are answered |
 //! | [`history`], [`rates`] | what was done and how it went; what a host's flows send |
 //! | [`links`], [`pace`], [`inventory`] | links that are not as the topology says, rate limits and bursts, what a host has |
@@ -27,7 +28,7 @@
 //!
 //! Imports policies, telemetry and plain types; no engine, exchange or device.
 //!
-//! Deliberately absent: election (the configuration names the host), and memory (agents report anew, and what was said to former
+//! Deliberately absent: memory (agents report anew, and what was said to former
 //! lives; of links the engine keeps it on disk as well).
 
 pub mod agent;
@@ -35,6 +36,7 @@ pub mod cluster;
 pub mod communicators;
 pub mod config;
 mod effects;
+pub mod election;
 pub mod history;
 pub mod inventory;
 pub mod links;

@@ -1,5 +1,6 @@
 //! Links that are down or slower than the topology says, and the capacities that are left.
 
+mod link_name;
 pub mod link_overrides;
 pub(crate) mod link_state;
 
@@ -8,18 +9,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use mccs_config::Rate;
 use mccs_config::service::{Device, TransportKind};
 
+pub use crate::links::link_name::LinkName;
 use crate::links::link_overrides::{LinkOverride, LinkOverrides};
 pub use crate::links::link_state::LinkState;
 use mccs_policy::topology::{HostId, Port, Topology};
 
-/// See the module's documentation. By lower and upper end.
+/// A link that hosts have found dead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLink {
+    /// The link.
+    pub link: LinkName,
+    /// Why they say so.
+    pub why: String,
+}
+
+/// What hosts say otherwise than before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FoundNews {
+    /// Links that were not dead before.
+    pub dead: Vec<DeadLink>,
+    /// Links that are well again.
+    pub well: Vec<DeadLink>,
+}
+
+/// See the module's documentation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Links {
     said: LinkOverrides,
     /// How many words were heard.
     words: u64,
     /// Those that hosts have found dead, and why.
-    found: BTreeMap<(String, String), String>,
+    found: BTreeMap<LinkName, String>,
     /// Network interfaces that carry nothing, by their host, which says so.
     down: BTreeMap<String, BTreeSet<Device>>,
 }
@@ -84,18 +104,18 @@ impl Links {
     }
 
     /// These are all that hosts have found dead. Returns those that are new, and those that are well again.
-    pub fn set_found(&mut self, found: BTreeMap<(String, String), String>) -> [Vec<(String, String, String)>; 2] {
+    pub fn set_found(&mut self, found: BTreeMap<LinkName, String>) -> FoundNews {
         let before = std::mem::replace(&mut self.found, found);
-        let besides = |some: &BTreeMap<(String, String), String>, others: &BTreeMap<(String, String), String>| {
+        let besides = |some: &BTreeMap<LinkName, String>, others: &BTreeMap<LinkName, String>| {
             let only = some.iter().filter(|(link, _)| !others.contains_key(link));
-            only.map(|((lower, upper), why)| (lower.clone(), upper.clone(), why.clone())).collect()
+            only.map(|(link, why)| DeadLink { link: link.clone(), why: why.clone() }).collect()
         };
-        [besides(&self.found, &before), besides(&before, &self.found)]
+        FoundNews { dead: besides(&self.found, &before), well: besides(&before, &self.found) }
     }
 
     /// All that hosts have found dead, and why.
-    pub fn found(&self) -> impl Iterator<Item = (&str, &str, &str)> {
-        self.found.iter().map(|((lower, upper), why)| (lower.as_str(), upper.as_str(), why.as_str()))
+    pub fn found(&self) -> impl Iterator<Item = (&LinkName, &str)> {
+        self.found.iter().map(|(link, why)| (link, why.as_str()))
     }
 
     /// Network interfaces of a host carry nothing, as it says: these are all. Returns those that are new, and those that are well again.
@@ -121,8 +141,8 @@ impl Links {
     #[must_use]
     pub fn capacities(&self, topology: &Topology) -> Vec<f64> {
         let mut capacities = topology.rates().to_vec();
-        let found = self.found().map(|(lower, upper, _)| (lower, upper, LinkState::Down));
-        for (lower, upper, state) in self.iter().chain(found) {
+        let found = self.found().map(|(link, _)| (link, LinkState::Down));
+        for (LinkName { lower, upper }, state) in self.iter().chain(found) {
             for link in topology.links_between(lower, upper).into_iter().flat_map(|link| [link, link.reverse()]) {
                 capacities[link.index()] = match state {
                     LinkState::Up => capacities[link.index()],
@@ -139,7 +159,7 @@ impl Links {
     }
 
     /// All of which somebody has said that they are out of order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &str, LinkState)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&LinkName, LinkState)> {
         self.said.out_of_order()
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pace::bursts::CommonBurst;
 use mccs_model::limits::CONTROL_BYTES_MAX;
-use mccs_model::rate_limit::{LocalWindow, Pace};
+use mccs_model::rate_limit::{CappedFlow, LocalWindow, Pace};
 use mccs_model::{CommId, Name};
 use mccs_policy::shares::PAYLOAD;
 use mccs_policy::topology::Topology;
@@ -276,7 +276,9 @@ impl HostPace {
             Some(burst) => (local_once(burst.with_margin().earlier(*early_ns), now, common_ns), *cap_bps),
             None => (local(*window), *cap_bps),
         };
-        let flow = |flow: &FlowCap| Some((flow.channel, Name::new(&flow.to)?, flow.cap_bps));
+        let flow = |flow: &FlowCap| {
+            Some(CappedFlow { channel: flow.channel, to: Name::new(&flow.to)?, cap_bps: flow.cap_bps })
+        };
         Pace {
             cap_bps: self.cap_bps,
             host_cap_bps: self.host_cap_bps,

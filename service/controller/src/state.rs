@@ -28,7 +28,7 @@
 //!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
 //! before it. Where hosts remember a later life than its own it takes one after that: hosts let a single service of a name in, so
-//! whoever is let in has the role. Orders that belong to a policy, file or link that was put in force are its rollout: when one of
+//! whoever is let in has the role. The life of an elected controller is its term: a host that remembers a greater one ends it. Orders that belong to a policy, file or link that was put in force are its rollout: when one of
 //! them is refused for what it asks for, what was in force before is again.
 //!
 //! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
@@ -77,14 +77,45 @@ pub struct Controller {
     rates: ClusterRates,
     reductions: ToldReductions,
     effects: Effects,
+    /// Its life is a term, which ends when there is a greater one.
+    is_elected: bool,
+}
+
+/// A term that begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Term {
+    /// Greater than all before.
+    pub number: u64,
+    /// What the common clock shows.
+    pub common_ns: u64,
+    /// Since when this host meets others: they are waited for from then on.
+    pub since: Instant,
+    /// Who had the office before and has not said that it gives it up: its host may be lost.
+    pub lost: Option<Name>,
 }
 
 impl Controller {
     /// A controller that knows nothing yet, of a cluster of these hosts, of which `own` is there.
     #[must_use]
     pub fn new(life: u64, own: &Name, hosts: &[Name], now: Instant) -> Self {
-        let mut controller = Controller {
-            hosts: Hosts::new(own, hosts, now),
+        let mut controller = Self::start(Hosts::new(own, hosts, now), Effects::new(life, life, now), false);
+        controller.met(own, now);
+        controller
+    }
+
+    /// The same, where it was elected.
+    #[must_use]
+    pub fn elected(term: Term, own: &Name, hosts: &[Name], now: Instant) -> Self {
+        let Term { number, common_ns, since, lost } = term;
+        let hosts = Hosts::new(own, hosts, since).doubting(lost.filter(|lost| lost != own));
+        let mut controller = Self::start(hosts, Effects::new(number, common_ns, now), true);
+        controller.met(own, now);
+        controller
+    }
+
+    fn start(hosts: Hosts, effects: Effects, is_elected: bool) -> Self {
+        Controller {
+            hosts,
             inventories: Inventories::default(),
             config: ConfigStore::default(),
             rollouts: Rollouts::default(),
@@ -94,10 +125,9 @@ impl Controller {
             faults: LinkFaults::default(),
             rates: ClusterRates::default(),
             reductions: ToldReductions::default(),
-            effects: Effects::new(life, now),
-        };
-        controller.met(own, now);
-        controller
+            effects,
+            is_elected,
+        }
     }
 
     /// The next thing to be done.
@@ -119,6 +149,11 @@ impl Controller {
     pub fn said(&self) -> (u64, impl FnOnce() -> Vec<LinkOverride>) {
         let links = self.faults.links();
         (links.words(), || links.to_keep().flatten().collect())
+    }
+
+    /// Topology and policy in force, unless something is being put in force, which may be taken back.
+    pub fn config_in_force(&self) -> Option<&Arc<ClusterConfig>> {
+        self.config.shared().filter(|_| !self.rollouts.is_under_way())
     }
 
     /// A host is there, and has heard nothing yet.
@@ -268,11 +303,11 @@ impl Controller {
         self.hosts.use_profiles(config.policy.uses_profiles(), &mut self.effects.outbox);
         let before = self.config.put_in_force(Arc::new(config));
         self.inventories.compare_again();
-        self.start(what, cause, Start { before, ticket, is_said: ticket.is_some() }, now);
+        self.start_rollout(what, cause, Start { before, ticket, is_said: ticket.is_some() }, now);
     }
 
     /// Begins a rollout of what was changed already.
-    fn start(&mut self, what: String, cause: &Cause, start: Start, now: Instant) {
+    fn start_rollout(&mut self, what: String, cause: &Cause, start: Start, now: Instant) {
         let entry = self.effects.history.note_caused(&*what, cause, Went::Pending, now);
         self.rollouts.start(start, entry, self.orders.last(), now);
         self.comms.forgive();

@@ -2,35 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use mccs_control::cluster::{ClusterHost, ClusterView, HostSummary, StuckSummary};
-use mccs_control::{ControlAnswer, ControlRequest, call, call_within};
-use mccs_telemetry::stuck::StuckClass;
+use mccs_control::cluster::{ClusterHost, HostSummary, StuckSummary};
+use mccs_control::documents::{self, Document, DocumentError, THIS_HOST, ask_cluster};
+use mccs_control::{ControlAnswer, ControlRequest, call};
 
 use crate::stuck::{culprit, named, verdict};
 
-/// Hosts look for what is stuck for some seconds.
-const ANSWER_WITHIN: Duration = Duration::from_secs(15);
-
-/// What all hosts have; none where nobody may ask them.
-fn ask(socket: &Path, stuck: bool) -> anyhow::Result<Option<ClusterView>> {
-    match call_within(socket, &ControlRequest::Cluster { stuck }, ANSWER_WITHIN)? {
-        ControlAnswer::Cluster(view) => Ok(Some(*view)),
-        ControlAnswer::NoController => Ok(None),
-        ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
-        _ => anyhow::bail!("the service answered something else"),
-    }
-}
-
 /// Hosts, their communicators, and what failed within the last hour.
 pub fn cluster(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let none = "service.toml names no [controller], whose agents ask other hosts: ask on each host";
-    let view = ask(socket, false)?.ok_or_else(|| anyhow::anyhow!(none))?;
     if json {
-        say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "cluster": view }))?);
+        say!("{}", Document::Cluster.pretty(socket)?);
         return Ok(());
     }
+    let view = ask_cluster(socket, false)?.ok_or(DocumentError::NoController)?;
     say!(
         "{:<24} {:<10} {:>8} {:>6} {:>6} {:>12}  remarks",
         "host",
@@ -114,14 +100,13 @@ fn remarks(summary: &HostSummary) -> Vec<String> {
 /// What is stuck in the whole cluster; fails if something is, or if a host could not be asked. On a host that belongs to none, or
 /// where no controller is named, what is stuck on it.
 pub fn stuck(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let is_alone = matches!(call(socket, &ControlRequest::Hosts)?, ControlAnswer::Hosts(hosts) if hosts.is_empty());
-    let of_all = if is_alone { None } else { ask(socket, true)? };
-    if of_all.is_none() && !is_alone && !json {
-        say!("this host alone: service.toml names no [controller]");
-    }
-    let view = of_all.map_or_else(|| on_this_host(socket), Ok)?;
+    let view = documents::stuck(socket)?;
+    let has_peers =
+        || matches!(call(socket, &ControlRequest::Hosts), Ok(ControlAnswer::Hosts(hosts)) if !hosts.is_empty());
     if json {
-        say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "stuck": view }))?);
+        say!("{}", documents::pretty(&serde_json::json!({ "stuck": view }))?);
+    } else if view.asked == THIS_HOST && has_peers() {
+        say!("this host alone: service.toml names no [controller]");
     }
     let (mut looked_at, mut stuck, mut not_looked_at, mut unknown_hosts) = (0, 0, 0, 0);
     for ClusterHost { host, summary, trouble } in &view.hosts {
@@ -152,28 +137,4 @@ fn print_stuck(host: &str, StuckSummary { communicator, part, tenant, class, cul
     let named = named(*communicator, part.as_ref());
     say!("{named} of {host}, tenant {tenant}: {}", verdict(*class, None));
     culprits.iter().for_each(|one| say!("  {}", culprit(one)));
-}
-
-/// The same view, of a host without a cluster.
-fn on_this_host(socket: &Path) -> anyhow::Result<ClusterView> {
-    let ControlAnswer::Communicators(comms) = call(socket, &ControlRequest::Communicators)? else {
-        anyhow::bail!("the service answered something else");
-    };
-    let mut summary = HostSummary::default();
-    for comm in comms {
-        let communicator = comm.communicator;
-        match call(socket, &ControlRequest::WhyStuck { communicator })? {
-            ControlAnswer::Stuck(report) => {
-                summary.looked_at += 1;
-                if !matches!(report.class, StuckClass::NotStuck | StuckClass::Running) {
-                    let (class, part, culprits) = (report.class, report.part, report.culprits);
-                    summary.stuck.push(StuckSummary { communicator, part, tenant: comm.tenant, class, culprits });
-                }
-            }
-            // It has ended meanwhile.
-            _ => summary.not_looked_at += 1,
-        }
-    }
-    let host = ClusterHost { host: "this host".to_owned(), summary: Some(summary), trouble: None };
-    Ok(ClusterView { asked: "this host".to_owned(), hosts: vec![host] })
 }

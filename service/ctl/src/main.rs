@@ -4,6 +4,7 @@
 mod out;
 mod cluster;
 mod diff;
+mod doctor;
 mod drain;
 mod paths;
 mod policy;
@@ -11,7 +12,10 @@ mod reconfigure;
 mod show;
 mod steering;
 mod stuck;
+mod tenant;
+mod token;
 mod trace;
+mod upgrade;
 mod view;
 mod watch;
 
@@ -23,15 +27,21 @@ use clap_complete::Shell;
 use mccs_config::cpus::CpuChoice;
 use mccs_config::error::in_words;
 use mccs_config::service::ServiceConfig;
+use mccs_control::documents::{CONTROLLER_ANSWERS_WITHIN, Document};
 use mccs_control::{ControlAnswer, ControlRequest, call, call_within};
+use mccs_controller::messages::answer::ControllerRequest;
 use mccs_exchange::keys;
 use mccs_runtime::EngineId;
 
+use crate::doctor::Doctor;
 use crate::drain::Drain;
 use crate::policy::{Link, PolicyCommand};
 use crate::reconfigure::Reconfigure;
 use crate::steering::SteeringCommand;
+use crate::tenant::TenantCommand;
+use crate::token::TokenCommand;
 use crate::trace::{MergeTraces, Trace};
+use crate::upgrade::Upgrade;
 use crate::watch::Watch;
 
 /// Shows and steers a running mccs-service.
@@ -80,6 +90,12 @@ enum Command {
     Flows,
     /// Paths to and from other hosts: the same, summed over their flows.
     Links,
+    /// Tenants: of service.toml, and those that were added while the service ran.
+    Tenants,
+    #[command(subcommand)]
+    Tenant(TenantCommand),
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Engines and the runtimes they are on.
     Engines,
     /// Change the number of transport engines while jobs run.
@@ -102,6 +118,10 @@ enum Command {
         to: CpuChoice,
     },
     Drain(Drain),
+    Doctor(Doctor),
+    Upgrade(Upgrade),
+    /// Read service.toml anew while jobs run: the service goes on as a new process of its program.
+    Reload,
     /// Name the rank, link or host that a communicator waits for. Asks all its hosts.
     WhyStuck {
         /// Number of the communicator, as `communicators` shows it.
@@ -110,6 +130,8 @@ enum Command {
     /// Change the strategy of a communicator while its job runs. Returns when all its hosts have agreed. The
     /// strategy is pinned then: the controller leaves it alone until --unpin.
     Reconfigure(Reconfigure),
+    /// Show which host is the controller, and whether the cluster's store can be used, as this host knows.
+    Controller,
     /// Check, compare and apply policies of the whole cluster. On the controller's host.
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -157,6 +179,7 @@ impl Command {
             Command::Communicators => vec![ControlRequest::Communicators],
             Command::Joining => vec![ControlRequest::Joining],
             Command::Failed => vec![ControlRequest::Failed],
+            Command::Tenants => vec![ControlRequest::Tenants],
             Command::Engines => vec![ControlRequest::Engines],
             Command::ScaleTransports { count } => vec![ControlRequest::ScaleTransports { count }],
             Command::MoveEngine { engine, runtime } => {
@@ -165,14 +188,20 @@ impl Command {
             Command::BindRuntime { runtime, ref to } => vec![ControlRequest::BindRuntime { runtime, to: to.clone() }],
             Command::WhyStuck { communicator } => vec![ControlRequest::WhyStuck { communicator }],
             Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
+            Command::Controller => vec![ControlRequest::Controller { request: ControllerRequest::Office }],
             Command::Policy(ref policy) => policy.request(json)?.into_iter().collect(),
             Command::Link(ref link) => vec![link.request()],
+            Command::Token(ref token) => vec![token.request()],
             Command::Drain(_)
+            | Command::Doctor(_)
+            | Command::Upgrade(_)
+            | Command::Reload
             | Command::Cluster
             | Command::Stuck
             | Command::Flows
             | Command::Links
             | Command::Steering(_)
+            | Command::Tenant(_)
             | Command::Watch(_)
             | Command::Trace(_)
             | Command::MergeTraces(_)
@@ -205,15 +234,19 @@ fn main() -> ExitCode {
     let (socket, json) = (&arguments.socket, arguments.json);
     let asked = match &arguments.command {
         Command::Drain(drain) => drain.run(socket, json),
+        Command::Doctor(doctor) => doctor.run(socket, json),
+        Command::Upgrade(upgrade) => upgrade.run(socket, json),
+        Command::Reload => Upgrade::default().run(socket, json),
         Command::Cluster => cluster::cluster(socket, json),
         Command::Stuck => cluster::stuck(socket, json),
         Command::Flows => paths::flows(socket, json),
         Command::Links => paths::links(socket, json),
         Command::Steering(steering) => steering.run(json),
+        Command::Tenant(tenant) => tenant.run(socket, json),
         Command::Watch(watch) => watch.run(socket, json),
         Command::Trace(trace) => trace.run(socket),
         Command::MergeTraces(merge) => merge.run(),
-        Command::Show if json => show_json(socket, &Command::Show),
+        Command::Show if json => Document::Show.pretty(socket).map(|text| say!("{text}")).map_err(Into::into),
         Command::WhyStuck { communicator } if !json => stuck::why_stuck(socket, *communicator),
         command => {
             let requests = command.requests(json);
@@ -227,26 +260,9 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// All that `show` shows, as one document.
-fn show_json(socket: &Path, show: &Command) -> anyhow::Result<()> {
-    let mut all = serde_json::Map::new();
-    for request in show.requests(true)? {
-        // Answers are objects, with what was asked for as their key: no two are the same.
-        let told = match call(socket, &request)? {
-            ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
-            answer => serde_json::to_value(&answer)?,
-        };
-        if let serde_json::Value::Object(parts) = told {
-            all.extend(parts);
-        }
-    }
-    say!("{}", serde_json::to_string_pretty(&all)?);
-    Ok(())
-}
-
 fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()> {
     let answer = match request {
-        ControlRequest::Controller { .. } => call_within(socket, request, policy::ANSWER_WITHIN)?,
+        ControlRequest::Controller { .. } => call_within(socket, request, CONTROLLER_ANSWERS_WITHIN)?,
         _ => call(socket, request)?,
     };
     if let ControlAnswer::Refused(reason) = &answer {
@@ -268,6 +284,9 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Communicators(comms) => show::comms(&comms),
         ControlAnswer::Joining(joining) => show::joining(&joining),
         ControlAnswer::Failed(failed) => show::failed(&failed),
+        ControlAnswer::Tenants(tenants) => tenant::print(&tenants),
+        ControlAnswer::Token(made) => say!("{}", made.token),
+        ControlAnswer::Tokens(tokens) => token::print(&tokens),
         ControlAnswer::Engines { runtimes, engines } => show::engines(&runtimes, &engines),
         ControlAnswer::Hosts(hosts) => show::hosts(&hosts),
         ControlAnswer::Gpus(gpus) => show::gpus(&gpus),
@@ -279,10 +298,14 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Cluster(_)
         | ControlAnswer::NoController
         | ControlAnswer::Drain(_)
+        | ControlAnswer::Upgraded(_)
         | ControlAnswer::Overview(_)
         | ControlAnswer::Tracing(_)
+        | ControlAnswer::TenantAdded { .. }
+        | ControlAnswer::NoTenant
+        | ControlAnswer::ActRefused(_)
         | ControlAnswer::TraceRing => {}
-        ControlAnswer::Refused(_) => {}
+        ControlAnswer::Refused(_) | ControlAnswer::TryAgain(_) => {}
     }
     Ok(())
 }

@@ -2,28 +2,19 @@
 
 use std::path::Path;
 
-use mccs_control::overview::Overview;
-use mccs_control::{ControlAnswer, ControlRequest, call};
+use mccs_control::documents::{Document, overview};
 use mccs_telemetry::flows::{FlowView, PathView};
 
 use crate::show::over;
 use crate::view::{lost, round_trip};
 
-fn overview(socket: &Path) -> anyhow::Result<Overview> {
-    match call(socket, &ControlRequest::Overview)? {
-        ControlAnswer::Overview(overview) => Ok(*overview),
-        ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
-        _ => anyhow::bail!("the service answered something else"),
-    }
-}
-
 /// Every flow of this host: whose it is, how it leaves, what it has carried, and what became of its packets.
 pub fn flows(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let overview = overview(socket)?;
     if json {
-        say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "flows": overview.flows }))?);
+        say!("{}", Document::Flows.pretty(socket)?);
         return Ok(());
     }
+    let overview = overview(socket)?;
     if overview.flows.is_empty() {
         say!("no flows to or from other hosts");
         return Ok(());
@@ -64,11 +55,11 @@ pub fn flows(socket: &Path, json: bool) -> anyhow::Result<()> {
 
 /// Every path between this host and others, with all flows that it has carried.
 pub fn links(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let overview = overview(socket)?;
     if json {
-        say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "links": overview.paths }))?);
+        say!("{}", Document::Links.pretty(socket)?);
         return Ok(());
     }
+    let overview = overview(socket)?;
     if overview.paths.is_empty() {
         say!("nothing has gone to or come from other hosts");
         return Ok(());

@@ -14,15 +14,12 @@ use mccs_controller::config::cluster_config::{not_enforced, not_there};
 use mccs_controller::history::Went;
 use mccs_controller::links::LinkState;
 use mccs_controller::messages::answer::{
-    Applied, ControllerAnswer, ControllerRequest, FileStanding, FileView, HistoryView, LinkRateView, PathRateView,
-    PolicyView, RatesView, Standing, StrategyView,
+    Applied, ControllerAnswer, ControllerRequest, FileStanding, FileView, HistoryView, LinkRateView, OfficeView,
+    PathRateView, PolicyView, RatesView, Standing, StrategyView,
 };
 use mccs_policy::Profile;
 
 use crate::diff;
-
-/// Hosts may take seconds to agree, and again to go back.
-pub const ANSWER_WITHIN: Duration = Duration::from_secs(90);
 
 #[derive(Subcommand)]
 pub enum PolicyCommand {
@@ -156,6 +153,7 @@ fn check(file: &Path, topology: Option<&Path>, service: Option<&Path>, json: boo
 /// A controller's answer. What was asked for and did not come about is an error.
 pub fn print(answer: &ControllerAnswer) {
     match answer {
+        ControllerAnswer::Office(view) => office(view),
         ControllerAnswer::Show(view) => show(view),
         ControllerAnswer::History(entries) => entries.iter().for_each(history),
         ControllerAnswer::Diff(view) => diff::print(view),
@@ -201,6 +199,26 @@ pub(crate) fn strategy(strategy: &StrategyView) -> Vec<String> {
         }
     }
     lines
+}
+
+fn office(view: &OfficeView) {
+    let term = view.term.map(|term| format!(", term {term}")).unwrap_or_default();
+    match &view.controller {
+        Some(host) => {
+            say!("the controller is host {host}{term}{}", if view.is_here { ", which is this one" } else { "" })
+        }
+        None => say!("no host was elected controller yet"),
+    }
+    if let Some(why) = &view.paused {
+        say!("  it decides nothing now: {why}");
+    }
+    if !view.candidates.is_empty() {
+        say!("  elected among {}", view.candidates.join(", "));
+    }
+    if let Some(store) = &view.store {
+        let state = store.trouble.as_deref().unwrap_or("usable");
+        say!("  store {}: {state}", store.kind);
+    }
 }
 
 fn show(view: &PolicyView) {

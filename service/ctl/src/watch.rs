@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
+use mccs_control::documents::overview;
 use mccs_control::overview::Overview;
 use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_telemetry::straggler::Accounts;
@@ -110,11 +111,7 @@ impl Watch {
 }
 
 fn snapshot(socket: &Path) -> anyhow::Result<Snapshot> {
-    let overview = match call(socket, &ControlRequest::Overview)? {
-        ControlAnswer::Overview(overview) => *overview,
-        ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
-        _ => anyhow::bail!("the service answered something else"),
-    };
+    let overview = overview(socket)?;
     let across = overview.communicators.iter().filter(|comm| comm.hosts.len() > 1 && comm.operations > 0);
     let asked: Vec<u64> = across.map(|comm| comm.communicator).take(ASKED_MAX).collect();
     let ask = |communicator: u64| match call(socket, &ControlRequest::Accounts { communicator })? {

@@ -107,14 +107,17 @@ pub trait Device: Send {
     /// How the service executes sends and receives here; none where only the ranks' kernels do.
     fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint>;
 
-    /// Copies between ranks' memory on GPUs, and tells the end by [`DeviceEvent::JobDone`].
+    /// How the service copies between ranks' memory on GPUs, for port channels; none where ranks have no memory on GPUs.
+    fn puts(&mut self) -> Option<&mut dyn Puts>;
+}
+
+/// A device on which the service carries out puts of port channels between memories of GPUs.
+pub trait Puts {
+    /// Copies, and tells the end by [`DeviceEvent::JobDone`].
     ///
     /// # Errors
     /// Its memory is on no GPU of this device, or nobody is left who copies: nothing was copied, and nothing will be.
-    fn put(&mut self, put: GpuPut, job: Handle) -> Result<(), LaunchError> {
-        let _ = (put, job);
-        Err(LaunchError::NoPuts { device: self.name() })
-    }
+    fn put(&mut self, put: GpuPut, job: Handle) -> Result<(), LaunchError>;
 }
 
 /// A device on which the service executes sends and receives.
@@ -133,3 +136,8 @@ pub trait PointToPoint {
         workers: &mut dyn Workers,
     ) -> Result<(), LaunchError>;
 }
+
+/// The guide's backend is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guides/backend.md")]
+pub struct BackendGuide;

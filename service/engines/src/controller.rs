@@ -1,11 +1,15 @@
-//! The controller's engine, in every service of a cluster: agent of its host and, where configured,
-//! the controller.
+//! The controller's engine, in every service of a cluster: agent of its host and, where configured
+//! or elected, the controller.
 //!
 //! ```text
 //! exchange: Met, Lost, Told --+                      +--> Tell --> exchange
 //! registry: comms changed ----+--> agent, controller +--> Reconfigure, SetPace --> proxy engine
 //! operator: Asked, files -----+                      +--> answers
+//! store, votes: office -------+
 //! ```
+//!
+//! An elected controller is made when its term begins, and dropped when it ends. Nothing leaves it while its office is not sure:
+//! what it would say waits until the office is confirmed, or goes with the term.
 //!
 //! What other hosts tell is read with care: what cannot be read is counted, and logged within a budget. The registry is looked at
 //! when it says that something has changed, before the answer to a change is passed on, so that a controller knows of a strategy
@@ -16,12 +20,16 @@
 pub mod cluster;
 mod config_watcher;
 mod history_store;
+mod identity;
 mod input;
 mod interfaces;
 mod kept_file;
 mod link_override_store;
+mod office;
 mod probes;
 mod role;
+mod shared_texts;
+mod store;
 #[cfg(test)]
 mod tests;
 
@@ -30,9 +38,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mccs_controller::agent::{Agent, AgentOutput, Live};
+use mccs_controller::agent::{Agent, AgentOutput, Live, Made, Obedience};
+use mccs_controller::election::candidate::Candidate;
+use mccs_controller::election::voter::Voter;
 use mccs_controller::inventory::Inventory;
+use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest, OfficeView};
 use mccs_controller::messages::message::{AgentMessage, BodyError, ControllerMessage};
+use mccs_controller::state::Term;
 use mccs_exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use mccs_model::Refused;
 use mccs_registry::{CommInfo, Registry};
@@ -42,10 +54,14 @@ use mccs_telemetry::{CommonTime, LogBudget};
 
 use self::cluster::{ClusterAsker, PeerMessage, Tell};
 use self::config_watcher::ConfigWatcher;
-pub use self::input::{ControllerInput, ControllerSettings};
+use self::identity::Identity;
+pub use self::input::{ControllerChoice, ControllerFiles, ControllerInput, ControllerSettings, StoreSettings};
 use self::interfaces::Watch;
+use self::office::Elections;
 use self::probes::{Probes, Verdict};
 use self::role::Role;
+use self::store::StoreThreads;
+pub use self::store::{StoreNews, open_store};
 use super::proxy::{ControllerOrder, OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
 use crate::transport::path_events::PathEventLog;
 
@@ -63,8 +79,14 @@ const OFFER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// See the module's documentation.
 pub struct ControllerEngine {
     own: Name,
+    settings: ControllerSettings,
     agent: Agent,
     role: Option<Role>,
+    elections: Elections,
+    /// Since when other hosts are met.
+    started: Instant,
+    /// Other hosts that are there.
+    there: BTreeSet<Name>,
     mailbox: Mailbox<ControllerInput>,
     replies: Mailbox<OperatorReply>,
     exchange: Sender<Request>,
@@ -76,6 +98,8 @@ pub struct ControllerEngine {
     interfaces: Watch,
     seen_changes: Option<u64>,
     seen_bursts: u64,
+    /// What was told of who has the role: term, whether it is here and acts, and how often the store has come and gone.
+    seen_office: Option<(u64, bool, bool, u64)>,
     /// Communicators with ranks here.
     here: BTreeMap<CommId, Arc<PaceUse>>,
     /// What the exchange had no room for, in order; and how much may wait.
@@ -86,11 +110,15 @@ pub struct ControllerEngine {
     /// What was told and could not be read, or was none of the teller's business.
     refused: u64,
     budget: LogBudget,
+    /// Whether it was polled.
+    has_begun: bool,
 }
 
 impl ControllerEngine {
-    /// Reads the files, where this is the controller. Whoever runs it sets its wakers.
-    #[must_use]
+    /// Reads the files, where this is the controller, and reaches for the store, where there is one. Whoever runs it sets its wakers.
+    ///
+    /// # Errors
+    /// The store's or the exchange's files cannot be read.
     pub fn new(
         settings: &ControllerSettings,
         mailbox: Mailbox<ControllerInput>,
@@ -98,9 +126,11 @@ impl ControllerEngine {
         proxy: Sender<ProxyMessage>,
         registry: Arc<Registry>,
         words: Arc<PathEventLog>,
-    ) -> Self {
+    ) -> anyhow::Result<Self> {
         let now = Instant::now();
-        let role = settings.is_here().then(|| Role::new(settings, now));
+        let is_configured = matches!(settings.choice, ControllerChoice::Host(_)) && settings.may_be_here();
+        let role = is_configured.then(|| Role::new(settings, None, now));
+        let (agent, elections) = elections(settings, &mailbox, now)?;
         registry.set_watcher(mailbox.waker().clone());
         words.set_reader(mailbox.waker().clone());
         let (addresses, from) = settings.addresses.clone();
@@ -109,10 +139,14 @@ impl ControllerEngine {
         let cluster =
             ClusterAsker::new(settings.own.clone(), settings.hosts.clone(), Arc::clone(&registry), proxy.clone());
         let inventory = Inventory { interfaces: interfaces.all(Instant::now()), ..settings.inventory.clone() };
-        ControllerEngine {
+        Ok(ControllerEngine {
             own: settings.own.clone(),
-            agent: Agent::new(settings.host.clone()).with_inventory(inventory),
+            settings: settings.clone(),
+            agent: agent.with_inventory(inventory),
             role,
+            elections,
+            started: now,
+            there: BTreeSet::new(),
             mailbox,
             replies: Mailbox::new(REPLIES_MAX),
             exchange,
@@ -124,13 +158,15 @@ impl ControllerEngine {
             interfaces,
             seen_changes: None,
             seen_bursts: 0,
+            seen_office: None,
             here: BTreeMap::new(),
             backlog: VecDeque::new(),
             backlog_max: BACKLOG_MAX,
             untold: VecDeque::new(),
             refused: 0,
             budget: LogBudget::default(),
-        }
+            has_begun: false,
+        })
     }
 
     /// The same, on a host whose GPUs have a proxy engine of their own.
@@ -138,6 +174,15 @@ impl ControllerEngine {
     pub fn with_gpus(mut self, gpus: Option<Sender<ProxyMessage>>) -> Self {
         self.cluster.set_gpus(gpus);
         self
+    }
+
+    /// Knows again what was kept, once.
+    fn begin(&mut self, now: Instant) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            self.role.iter_mut().for_each(|role| role.remember(None, now));
+            self.agent.start_voting(now);
+            self.elections.begin();
+        }
     }
 
     /// To be set before the engine is polled.
@@ -160,7 +205,7 @@ impl ControllerEngine {
             Some(Live {
                 comm: placed.comm.clone(),
                 number: info.number,
-                tenant: info.tenant.clone(),
+                tenant: info.rules.clone(),
                 hosts: placed.hosts.clone(),
                 chosen: placed.chosen()?,
                 profile: placed.profile(),
@@ -176,7 +221,8 @@ impl ControllerEngine {
     fn execute(&mut self, outputs: impl IntoIterator<Item = AgentOutput>) {
         for output in outputs {
             match output {
-                AgentOutput::Tell(message) => self.tell(self.agent.controller().clone(), message.encode()),
+                AgentOutput::Tell(message) => self.tell_controller(&message),
+                AgentOutput::Reply { to, message } => self.tell(to, message.encode()),
                 AgentOutput::Change { question, number, expected_epoch, change } => {
                     let reply_to = ReplyTo::new(question, self.replies.sender());
                     let (change, expected) = (Box::new(change), expected_epoch);
@@ -248,6 +294,12 @@ impl ControllerEngine {
         }
     }
 
+    fn tell_controller(&mut self, message: &AgentMessage) {
+        if let Some(controller) = self.agent.controller().cloned() {
+            self.tell(controller, message.encode());
+        }
+    }
+
     /// A request goes to the exchange, behind all before it.
     fn enqueue(&mut self, request: Request) {
         self.backlog.push_back(request);
@@ -274,7 +326,7 @@ impl ControllerEngine {
             }
             None => {
                 let message = self.agent.fall_behind();
-                message.into_iter().for_each(|message| self.tell(self.agent.controller().clone(), message.encode()));
+                message.into_iter().for_each(|message| self.tell_controller(&message));
             }
         }
     }
@@ -282,10 +334,11 @@ impl ControllerEngine {
     /// Makes reports, as many as there is room for.
     fn report(&mut self) {
         while self.backlog.len() < REPORTS_AHEAD
+            && let Some(to) = self.agent.controller().cloned()
             && let Some(report) = self.agent.next_report()
         {
             match report.encode() {
-                Ok(body) => self.enqueue(Request::Tell { to: self.agent.controller().clone(), body }),
+                Ok(body) => self.enqueue(Request::Tell { to, body }),
                 Err(error) => self.say_unreported(&report, &error),
             }
         }
@@ -307,10 +360,14 @@ impl ControllerEngine {
     fn take(&mut self, input: ControllerInput, now: Instant) {
         match input {
             ControllerInput::Exchange(Event::Met { host }) => {
+                self.there.insert(host.clone());
+                self.elections.met(&host);
                 self.role.iter_mut().for_each(|role| role.controller.met(&host, now));
             }
             ControllerInput::Exchange(Event::Lost { host }) => {
                 self.agent.lost(&host);
+                self.there.remove(&host);
+                self.elections.lost_host(&host, now);
                 // It hears nothing of it.
                 self.backlog.retain(|request| !matches!(request, Request::Tell { to, .. } if *to == host));
                 let verdicts = self.probes.lost(&host);
@@ -330,12 +387,30 @@ impl ControllerEngine {
                 let told = self.agent.acted(act);
                 self.execute(told);
             }
-            ControllerInput::Request { request, by, reply_to } => match &mut self.role {
-                Some(role) => role.ask(request, by, reply_to, self.refused, now),
-                None => {
-                    reply_to
-                        .answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()).into()))
+            ControllerInput::Store(StoreNews::Holder(found)) => {
+                if let Some((holder, term)) = self.elections.hear_store(found) {
+                    self.agent.heard_of(term, &holder);
                 }
+            }
+            ControllerInput::Store(StoreNews::Texts(texts)) => {
+                self.elections.set_texts(texts.clone());
+                self.role.iter_mut().for_each(|role| role.share(texts.clone(), now));
+            }
+            ControllerInput::Store(StoreNews::History(history)) => self.elections.set_history(history),
+            ControllerInput::Store(StoreNews::Written(written)) => self.elections.written(written.err()),
+            ControllerInput::Request { request: ControllerRequest::Office, reply_to, .. } => {
+                let office = ControllerAnswer::Office(self.office(now));
+                reply_to.answer(Ok(OperatorAnswer::Controller(Box::new(office))));
+            }
+            ControllerInput::Request { request, by, reply_to } => match (&mut self.role, self.elections.may_act(now)) {
+                (Some(role), Ok(())) => role.ask(request, by, reply_to, self.refused, now),
+                (Some(_), Err(why)) => {
+                    reply_to.answer(Err(Refused::own(format!("{why}; nothing is decided until it is"))))
+                }
+                (None, _) => reply_to.answer(Err(Refused::own(match self.agent.controller() {
+                    Some(controller) => format!("the controller is on host {controller}: ask there"),
+                    None => "no host was elected controller yet".to_owned(),
+                }))),
             },
         }
         if let Some(role) = &mut self.role {
@@ -350,8 +425,14 @@ impl ControllerEngine {
         let refusal = match (ControllerMessage::decode(body), &mut self.role) {
             (Ok(message), _) => {
                 self.look();
+                let term = if let ControllerMessage::Sync { life, .. } = &message { Some(*life) } else { None };
                 match self.agent.hear(from, message, now) {
-                    Ok(outputs) => return self.execute(outputs),
+                    Ok(outputs) => {
+                        if let Some(term) = term.filter(|_| *from != self.own) {
+                            self.elections.superseded(term, now);
+                        }
+                        return self.execute(outputs);
+                    }
                     Err(refusal) => {
                         if refusal.has_asked {
                             let controller = refusal.controller.to_string();
@@ -361,11 +442,15 @@ impl ControllerEngine {
                     }
                 }
             }
-            (Err(_), Some(role)) => match AgentMessage::decode(body, from) {
-                Ok(message) => return role.controller.hear(from, message, now),
-                Err(error) => error.to_string(),
+            (Err(_), role) => match (AgentMessage::decode(body, from), role) {
+                (Ok(AgentMessage::Vote { question, term, vote }), _) => {
+                    return self.elections.voted(from, question, term, &vote, now);
+                }
+                (Ok(message), Some(role)) => return role.controller.hear(from, message, now),
+                // It was said to this host while it had the role.
+                (Ok(_), None) => return,
+                (Err(error), _) => error.to_string(),
             },
-            (Err(error), None) => error.to_string(),
         };
         self.refused += 1;
         if let Some(suppressed) = self.budget.take(now) {
@@ -373,14 +458,82 @@ impl ControllerEngine {
         }
     }
 
-    /// Lets the controller decide, and does what it says.
+    /// Asks for votes, and takes the role or leaves it as elections say.
+    fn follow_elections(&mut self, now: Instant) {
+        if let Some(claim) = self.elections.poll(now) {
+            let message = ControllerMessage::Claim { question: claim.question, term: claim.term };
+            claim.hosts.into_iter().for_each(|host| self.tell(host, message.encode()));
+        }
+        let (term, had) = (self.elections.term(), self.role.as_ref().and_then(|role| role.term));
+        if matches!(self.elections, Elections::Configured) || term == had {
+            return;
+        }
+        if let Some(role) = self.role.take() {
+            tracing::warn!(term = had, "this host is the controller no longer");
+            role.end("this host is the controller no longer; ask again, where it is now");
+            // What it would have said, and reports of this host's own among them, which are made anew.
+            self.backlog.retain(|request| !matches!(request, Request::Tell { .. }));
+            let message = self.agent.fall_behind();
+            message.into_iter().for_each(|message| self.tell_controller(&message));
+        }
+        if let Some(number) = term {
+            tracing::info!(term = number, "this host was elected controller");
+            let (common_ns, lost) = (unix_time().as_nanos() as u64, self.elections.lost());
+            let term = Term { number, common_ns, since: self.started, lost };
+            let mut role = Role::new(&self.settings, Some(term), now);
+            role.remember(self.elections.shared(), now);
+            self.there.iter().for_each(|host| role.controller.met(host, now));
+            self.role = Some(role);
+        }
+    }
+
+    /// Tells who has the role, if that is news.
+    fn tell_office(&mut self, now: Instant) {
+        let seen = (self.agent.newest_life(), self.role.is_some(), self.elections.acts(now), self.elections.turns());
+        if self.seen_office.replace(seen) != Some(seen) {
+            self.registry.set_office(self.office(now));
+        }
+    }
+
+    /// Who has the role, for operators and metrics.
+    fn office(&self, now: Instant) -> OfficeView {
+        let (candidates, is_elected) = match &self.settings.choice {
+            ControllerChoice::Host(_) => (Vec::new(), false),
+            ControllerChoice::Elected { candidates, .. } => {
+                (candidates.iter().map(ToString::to_string).collect(), true)
+            }
+        };
+        OfficeView {
+            controller: self.agent.controller().map(ToString::to_string),
+            term: Some(self.agent.newest_life()).filter(|term| is_elected && *term > 0),
+            is_here: self.role.is_some(),
+            paused: self.role.as_ref().and_then(|_| self.elections.may_act(now).err()),
+            candidates,
+            store: self.elections.store_view(),
+        }
+    }
+
+    /// Lets the controller decide, and does what it says, while its office is sure.
     fn settle(&mut self, now: Instant) -> bool {
         let Some(role) = &mut self.role else { return false };
+        if !self.elections.acts(now) {
+            return false;
+        }
         let is_due = role.settle(!self.mailbox.is_empty(), now);
         if is_due {
             self.backlog_max = BACKLOG_MAX + role.controller.tells_at_most();
         }
+        if let (true, Some(term)) = (is_due, role.term) {
+            self.elections.write(term, role.take_writes(now));
+        }
+        // To decide takes time, and the office may be over meanwhile.
+        if !self.elections.acts(Instant::now()) {
+            return is_due;
+        }
         let told = role.take_outputs();
+        if let Some(by) = role.superseded.take() {
+            self.elections.superseded(by, now);
+        }
         told.into_iter().for_each(|(to, body)| self.tell(to, body));
         is_due
     }
@@ -407,6 +560,38 @@ impl ControllerEngine {
     }
 }
 
+/// Whom the host's agent obeys, and how the controller is elected, if it is.
+fn elections(
+    settings: &ControllerSettings,
+    mailbox: &Mailbox<ControllerInput>,
+    now: Instant,
+) -> anyhow::Result<(Agent, Elections)> {
+    let (candidates, store, vote_lease, host_timeout) = match &settings.choice {
+        ControllerChoice::Host(host) => return Ok((Agent::new(host.clone()), Elections::Configured)),
+        ControllerChoice::Elected { candidates, store, vote_lease, host_timeout } => {
+            (candidates.clone(), store, *vote_lease, *host_timeout)
+        }
+    };
+    let is_candidate = settings.may_be_here();
+    let (voter, elections) = match store {
+        Some(settings_of_store) => {
+            let StoreSettings { store, authority } = &**settings_of_store;
+            let identity = Identity::new(&settings.own, &settings.hosts, authority, &store.prefix());
+            let identity = identity.map_err(anyhow::Error::msg)?;
+            let engine = mailbox.sender();
+            let tell = Box::new(move |news| engine.send(ControllerInput::Store(news)).is_ok());
+            let threads = StoreThreads::start(store, identity, is_candidate, tell)?;
+            (None, Elections::in_store(format!("{:?}", store.kind).to_lowercase(), threads))
+        }
+        None => {
+            let (own, nhosts) = (&settings.own, settings.hosts.len());
+            let new = || Box::new(Candidate::new(own, &candidates, nhosts, vote_lease, host_timeout, now));
+            (Some(Voter::new(vote_lease)), Elections::ByOrder(is_candidate.then(new)))
+        }
+    };
+    Ok((Agent::obeying(Obedience::Elected { candidates, voter }), elections))
+}
+
 /// Since 1970, in UTC.
 fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
@@ -414,7 +599,7 @@ fn unix_time() -> Duration {
 
 impl Engine for ControllerEngine {
     fn name(&self) -> String {
-        if self.role.is_some() { "controller".into() } else { "controller's agent".into() }
+        if self.settings.may_be_here() { "controller".into() } else { "controller's agent".into() }
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
@@ -423,6 +608,7 @@ impl Engine for ControllerEngine {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
+        self.begin(cx.now);
         // The agent takes what is foreseen below.
         let bursts = self.registry.bursts();
         let mut busy = self.look() | self.look_at_paths(cx.now);
@@ -438,7 +624,7 @@ impl Engine for ControllerEngine {
             {
                 self.look();
                 let made = match answer {
-                    Ok(OperatorAnswer::Reconfigured(made)) => Ok((made.epoch, made.cut)),
+                    Ok(OperatorAnswer::Reconfigured(made)) => Ok(Made { epoch: made.epoch, cut: made.cut }),
                     Ok(_) => Err("it was answered with something else".into()),
                     Err(reason) => Err(reason),
                 };
@@ -453,6 +639,8 @@ impl Engine for ControllerEngine {
         while let Some(Tell { to, message }) = self.cluster.next_tell() {
             self.tell(to, message.encode());
         }
+        self.follow_elections(cx.now);
+        self.tell_office(cx.now);
         busy |= self.settle(cx.now);
         self.agent.want_time(self.registry.recorders.is_on());
         let paces = self.agent.pace(&self.here, cx.now);
@@ -474,7 +662,7 @@ impl Engine for ControllerEngine {
         let look = self.agent.next_look(!self.here.is_empty(), cx.now);
         let looks =
             [look, self.cluster.next_deadline(), self.interfaces.next_deadline(), self.probes.next_deadline(cx.now)];
-        let own = looks.into_iter().chain([again, self.agent.next_deadline()]);
+        let own = looks.into_iter().chain([again, self.agent.next_deadline(), self.elections.next_deadline()]);
         Progress::Idle { wake_at: deadlines.chain(own).flatten().min() }
     }
 

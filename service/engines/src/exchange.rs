@@ -14,19 +14,18 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_exchange::limits::MAILBOX_MAX;
-use mccs_exchange::link::{LinkEvent, LinkOptions, Links, Refusals};
+use mccs_exchange::link::{LinkEvent, LinkOptions, Links, Refusals, listen};
 use mccs_exchange::protocol::{Event, Exchange, LinkTimes, Name, Options, Output, Request};
 use mccs_exchange::tls::{Tls, TlsError, TlsFiles, random_number};
 use mccs_registry::Registry;
 use mccs_registry::missing_ranks::LateTold;
-use mccs_runtime::{Context, Engine, Mailbox, Progress, RuntimeError, Runtimes, Sender};
+use mccs_runtime::{Context, Engine, Mailbox, Progress, RuntimeError};
 use mccs_telemetry::{HostInfo, LogBudget};
 use rustls::pki_types::UnixTime;
 
@@ -93,6 +92,17 @@ impl ExchangeSettings {
         Tls::load(&self.files, &self.own, &self.names())
     }
 
+    /// Listens for other hosts.
+    ///
+    /// # Errors
+    /// [`ExchangeError::InUse`] or [`ExchangeError::Listen`].
+    pub fn listen(&self) -> Result<TcpListener, ExchangeError> {
+        listen(self.listen).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => ExchangeError::InUse(self.listen),
+            _ => ExchangeError::Listen { address: self.listen, source },
+        })
+    }
+
     fn names(&self) -> Vec<Name> {
         self.hosts.iter().map(|(name, _)| name.clone()).collect()
     }
@@ -109,27 +119,6 @@ pub struct ExchangeEngine {
     sink: EventSink,
     budget: LogBudget,
     late: LateTold,
-}
-
-/// Starts an exchange engine on a runtime. Events go to `sink`; who asks something of it keeps the sender.
-///
-/// # Errors
-/// [`ExchangeError`].
-pub fn start_exchange(
-    runtimes: &Runtimes,
-    runtime: u32,
-    settings: &ExchangeSettings,
-    registry: Arc<Registry>,
-    sink: EventSink,
-) -> Result<Sender<Request>, ExchangeError> {
-    let mailbox = Mailbox::new(MAILBOX_MAX);
-    let (sender, waker) = (mailbox.sender(), mailbox.waker().clone());
-    let engine = ExchangeEngine::new(settings, registry, mailbox, sink)?;
-    runtimes.start_engine(runtime, |own| {
-        waker.set(own);
-        Box::new(engine)
-    })?;
-    Ok(sender)
 }
 
 /// Days before the end of a certificate in which the log warns of it at the start.
@@ -157,6 +146,20 @@ impl ExchangeEngine {
         mailbox: Mailbox<Request>,
         sink: EventSink,
     ) -> Result<Self, ExchangeError> {
+        Self::over(settings.listen()?, settings, registry, mailbox, sink)
+    }
+
+    /// The same with a socket that [listens](ExchangeSettings::listen) already.
+    ///
+    /// # Errors
+    /// Certificates, or the kernel.
+    pub fn over(
+        listener: TcpListener,
+        settings: &ExchangeSettings,
+        registry: Arc<Registry>,
+        mailbox: Mailbox<Request>,
+        sink: EventSink,
+    ) -> Result<Self, ExchangeError> {
         let now = Instant::now();
         let tls = settings.load_tls()?;
         let incarnation = random_number()?;
@@ -170,10 +173,7 @@ impl ExchangeEngine {
             reconnect_max: settings.reconnect_max,
             seed: incarnation,
         };
-        let links = Links::new(options, tls, now).map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => ExchangeError::InUse(settings.listen),
-            _ => ExchangeError::Listen { address: settings.listen, source },
-        })?;
+        let links = Links::over(listener, options, tls, now)?;
         let options = Options {
             own: settings.own.clone(),
             hosts: settings.names(),

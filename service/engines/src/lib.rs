@@ -9,6 +9,7 @@
 pub mod control;
 pub mod controller;
 pub mod exchange;
+pub mod handover;
 pub mod metrics;
 mod process_state;
 pub mod proxy;

@@ -79,6 +79,20 @@ impl<T> HandleTable<T> {
         })
     }
 
+    /// All slots with their generations, as another table goes on with.
+    pub fn slots(&self) -> impl Iterator<Item = (u32, Option<&T>)> {
+        self.slots.iter().map(|slot| (slot.generation, slot.value.as_ref()))
+    }
+
+    /// A table that goes on where another one stood: with its slots, and their generations. `None` where they are more than `capacity`.
+    #[must_use]
+    pub fn resume(capacity: u32, slots: impl IntoIterator<Item = (u32, Option<T>)>) -> Option<Self> {
+        let slots: Vec<_> = slots.into_iter().map(|(generation, value)| Slot { generation, value }).collect();
+        let is_free = |(_, slot): &(u32, &Slot<T>)| slot.value.is_none();
+        let free = (0..).zip(&slots).filter(is_free).map(|(index, _)| index).collect();
+        (slots.len() <= capacity as usize).then_some(HandleTable { slots, free, capacity })
+    }
+
     /// Number of values.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -95,6 +109,19 @@ impl<T> HandleTable<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_goes_on_where_another_stood() {
+        let mut first = HandleTable::new(3);
+        let [a, b] = ['a', 'b'].map(|value| first.insert(value).expect("room"));
+        first.remove(a);
+        let slots: Vec<_> = first.slots().map(|(generation, value)| (generation, value.copied())).collect();
+        assert!(HandleTable::resume(1, slots.clone()).is_none(), "more than it may have");
+        let mut second = HandleTable::resume(3, slots).expect("as many as it may have");
+        assert_eq!((second.get(a), second.get(b), second.len()), (None, Some(&'b'), 1));
+        let next = second.insert('c').expect("room");
+        assert_eq!((next.index, next.generation), (a.index, a.generation + 1), "no handle names two values");
+    }
 
     #[test]
     fn stale_forged_and_zero_handles_find_nothing() {

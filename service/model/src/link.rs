@@ -34,9 +34,11 @@ impl LinkKey {
     pub const PAIRS: u16 = (1 << Self::CHANNEL_BITS) - 1;
     /// Point-to-point operations are of no strategy: their links stay, and take the ways of the one in force. Those of the first track have
     /// this epoch, others the next ones.
-    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - P2P_TRACKS - 1;
-    /// The track of port channels, behind those of sends and receives.
+    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - P2P_TRACKS - 2;
+    /// The track of port channels' frames, behind those of sends and receives.
     pub const PORT_CHANNELS_TRACK: u32 = P2P_TRACKS;
+    /// The track of the bytes of port channels' long puts.
+    pub const LONG_PUTS_TRACK: u32 = P2P_TRACKS + 1;
 
     const CHANNEL_BITS: u32 = 8;
     const RANK_BITS: u32 = 14;
@@ -68,11 +70,47 @@ impl LinkKey {
         first_number(self.epoch) | low
     }
 
-    /// Which of a host's `count` engines carries the link. Both hosts compute it for themselves and for each other.
+    /// Whose turn the link is of those that go round.
+    fn turn(self) -> usize {
+        self.track().map_or(u32::from(self.channel), |track| self.src + self.dst + track) as usize
+    }
+}
+
+/// Which of a host's engines carry a communicator's links, by their places among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkEngines {
+    /// Links go round so many, the first ones.
+    pub round: u16,
+    /// The one on the proxy engine's thread, if there is one. It carries what is always short, and so is handed to no other thread.
+    pub near: Option<u16>,
+}
+
+impl LinkEngines {
+    /// Links go round so many engines.
     #[must_use]
-    pub fn engine(self, count: usize) -> usize {
-        let spread = self.track().map_or(u32::from(self.channel), |track| self.src + self.dst + track);
-        spread as usize % count.max(1)
+    pub fn round(count: usize) -> Self {
+        LinkEngines { round: count as u16, near: None }
+    }
+
+    /// Whether they are all among so many, and there is one.
+    #[must_use]
+    pub fn are_among(self, count: usize) -> bool {
+        (1..=count).contains(&self.round.into()) && self.near.is_none_or(|near| usize::from(near) < count)
+    }
+
+    /// The one that carries a link. Both hosts compute it for themselves and for each other.
+    #[must_use]
+    pub fn of(self, link: LinkKey) -> usize {
+        let round = usize::from(self.round.max(1));
+        match (self.near.map(usize::from), link.track()) {
+            (Some(near), Some(LinkKey::PORT_CHANNELS_TRACK)) => near,
+            // Long puts would hold up the frames there.
+            (Some(near), Some(LinkKey::LONG_PUTS_TRACK)) if near < round && round > 1 => {
+                let place = link.turn() % (round - 1);
+                place + usize::from(place >= near)
+            }
+            _ => link.turn() % round,
+        }
     }
 }
 
@@ -126,6 +164,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn links_go_round_engines_frames_of_port_channels_to_the_near_one_and_long_puts_to_others() {
+        let channel = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 0 };
+        for near in [None, Some(2), Some(3)] {
+            let engines = LinkEngines { round: 3, near };
+            let places = [0, 1, 2, 3].map(|number| engines.of(channel(number)));
+            assert_eq!(places, [0, 1, 2, 0]);
+            let pair = |track| engines.of(LinkKey::of_pair(3, 5, track));
+            assert_eq!((pair(0), pair(1)), (2, 0));
+            assert_eq!(pair(LinkKey::PORT_CHANNELS_TRACK), near.map_or(1, usize::from));
+            let long_puts = [5, 6, 7].map(|dst| engines.of(LinkKey::of_pair(3, dst, LinkKey::LONG_PUTS_TRACK)));
+            assert_eq!(long_puts, if near == Some(2) { [1, 0, 1] } else { [2, 0, 1] });
+            assert_eq!((engines.are_among(3), engines.are_among(4)), (near != Some(3), true));
+        }
+        let alone = LinkEngines { round: 1, near: Some(0) };
+        assert_eq!(alone.of(LinkKey::of_pair(0, 1, LinkKey::LONG_PUTS_TRACK)), 0);
+        assert!(!LinkEngines::round(0).are_among(4) && !LinkEngines::round(5).are_among(4));
+        assert_eq!(LinkEngines::round(0).of(channel(7)), 0);
+    }
+
+    #[test]
     fn links_have_numbers_of_their_own() {
         let mut numbers = std::collections::HashSet::new();
         for (src, dst) in [(0, 1), (1, 0), (4095, 0), (0, 4095), (4095, 4094)] {
@@ -134,7 +192,7 @@ mod tests {
                 assert!(numbers.insert(number));
                 assert!((first_number(epoch)..first_number(epoch + 1)).contains(&number));
             }
-            for track in 0..=LinkKey::PORT_CHANNELS_TRACK {
+            for track in 0..=LinkKey::LONG_PUTS_TRACK {
                 assert!(numbers.insert(LinkKey::of_pair(src, dst, track).flow_number()));
             }
         }

@@ -36,12 +36,23 @@ pub struct Pace {
     pub cap_bps: Option<u64>,
     /// Payload in bits per second that all flows of its tenant send out of this host, other communicators' as well.
     pub host_cap_bps: Option<u64>,
-    /// Flows with a cap of their own: channel, the host they go to, payload in bits per second.
-    pub flows: Vec<(u16, Name, u64)>,
+    /// Flows with a cap of their own.
+    pub flows: Vec<CappedFlow>,
     /// When they may send. Absent: always.
     pub window: Option<LocalWindow>,
     /// When each of them sends less: payload in bits per second.
     pub yields: Vec<(LocalWindow, u64)>,
+}
+
+/// A flow with a cap of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CappedFlow {
+    /// Its channel.
+    pub channel: u16,
+    /// The host that it goes to.
+    pub to: Name,
+    /// Payload in bits per second.
+    pub cap_bps: u64,
 }
 
 /// A time that comes again and again.
@@ -117,14 +128,14 @@ impl Pace {
     /// Cap of the flow of `channel` to `host`, in bits per second.
     #[must_use]
     pub fn cap_of(&self, channel: u16, host: &Name) -> Option<u64> {
-        let own = self.flows.iter().find(|(of, to, _)| *of == channel && to == host).map(|(_, _, cap_bps)| *cap_bps);
+        let own = self.flows.iter().find(|flow| flow.channel == channel && flow.to == *host).map(|flow| flow.cap_bps);
         own.or(self.cap_bps)
     }
 
     /// What all flows may send together, in bits per second, if that is bounded.
     #[must_use]
     pub fn common_bps(&self) -> Option<u64> {
-        let sum = self.flows.iter().fold(0_u64, |sum, (_, _, cap_bps)| sum.saturating_add(*cap_bps));
+        let sum = self.flows.iter().fold(0_u64, |sum, flow| sum.saturating_add(flow.cap_bps));
         (!self.flows.is_empty()).then_some(sum)
     }
 
@@ -540,7 +551,11 @@ mod tests {
     #[test]
     fn flows_have_their_own_cap_or_the_common_one() {
         let host = |name| Name::new(name).unwrap();
-        let pace = Pace { cap_bps: Some(5), flows: vec![(1, host("b"), 7)], ..Pace::default() };
+        let pace = Pace {
+            cap_bps: Some(5),
+            flows: vec![CappedFlow { channel: 1, to: host("b"), cap_bps: 7 }],
+            ..Pace::default()
+        };
         assert_eq!([pace.cap_of(1, &host("b")), pace.cap_of(0, &host("b"))], [Some(7), Some(5)]);
         assert!(Pace::default().is_free() && !pace.is_free());
     }

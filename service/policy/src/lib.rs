@@ -20,7 +20,7 @@ mod view;
 pub mod windows;
 
 pub use decision::{CommId, Decision, Decisions, Flow, PathSelection, Window, WindowState, Yield};
-pub use view::{Job, Placed, PlacedRank, Profile, RingChoice, Rules, TenantTerms, View, Weights};
+pub use view::{HostFlow, Job, Placed, PlacedRank, Profile, RingChoice, Rules, TenantTerms, View, Weights};
 
 /// A way to decide.
 pub trait Policy: Sync {

@@ -24,15 +24,25 @@ pub fn local(topology: &Topology, job: &Job) -> Vec<Vec<u32>> {
     host_by_host(topology, &hosts, job.channels)
 }
 
-/// Where each host is in a ring of reductions, by host: its leaf, and its place among all. Hosts of any job in the order of their places make a
+/// Where a host is in a ring of reductions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RingPlace {
+    /// Its leaf.
+    pub leaf: u32,
+    /// Its place among all.
+    pub place: u32,
+}
+
+/// Where each host is in a ring of reductions, by host. Hosts of any job in the order of their places make a
 /// ring with as few crossings as [`local`] has; where ranks keep their order, none is before another.
 #[must_use]
-pub fn reduction_places(topology: &Topology, rings: RingChoice) -> Vec<(u32, u32)> {
+pub fn reduction_places(topology: &Topology, rings: RingChoice) -> Vec<RingPlace> {
     let mut hosts: Vec<HostId> = (0..topology.host_count() as u32).map(HostId).collect();
     hosts.sort_by_key(|host| (topology.pod(*host), topology.rack(*host), *host));
-    let mut places = vec![(0, 0); hosts.len()];
+    let mut places = vec![RingPlace::default(); hosts.len()];
     for (place, host) in (0..).zip(hosts) {
-        places[host.0 as usize] = (topology.rack(host), if rings == RingChoice::Local { place } else { 0 });
+        let place = if rings == RingChoice::Local { place } else { 0 };
+        places[host.0 as usize] = RingPlace { leaf: topology.rack(host), place };
     }
     places
 }

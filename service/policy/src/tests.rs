@@ -101,14 +101,14 @@ proptest! {
         Random::new(seed).shuffle(&mut some);
         some.truncate(1 + (seed % u64::from(count)) as usize);
         let places = rings::reduction_places(&topology, RingChoice::Local);
-        some.sort_by_key(|host| places[*host as usize].1);
+        some.sort_by_key(|host| places[*host as usize].place);
         let job = job(1, "t", &some, 1, 1);
         let order: Vec<u32> = (0..some.len() as u32).collect();
         let best = rings::rack_crossings(&topology, &job, &rings::local(&topology, &job)[0]);
         prop_assert_eq!(rings::rack_crossings(&topology, &job, &order), best);
-        prop_assert!(places.iter().zip(0..).all(|((leaf, _), host)| *leaf == topology.rack(HostId(host))));
+        prop_assert!(places.iter().zip(0..).all(|(of, host)| of.leaf == topology.rack(HostId(host))));
         let kept = rings::reduction_places(&topology, RingChoice::Kept);
-        prop_assert!(kept.iter().all(|(_, place)| *place == 0));
+        prop_assert!(kept.iter().all(|of| of.place == 0));
     }
 }
 

@@ -38,8 +38,19 @@ pub struct Job {
     pub ring_orders: Vec<Vec<u32>>,
     /// How it uses the network, where that was measured.
     pub profile: Option<Profile>,
-    /// Where its strategy stays as it is in force: the spine of each of its flows that is steered to one, by channel and hosts.
-    pub pinned: Option<BTreeMap<(u32, HostId, HostId), u32>>,
+    /// Where its strategy stays as it is in force: the spine of each of its flows that is steered to one.
+    pub pinned: Option<BTreeMap<HostFlow, u32>>,
+}
+
+/// A flow of a job's rings, by its channel and hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostFlow {
+    /// Its channel.
+    pub channel: u32,
+    /// The host that sends.
+    pub from: HostId,
+    /// The host that receives.
+    pub to: HostId,
 }
 
 /// Ranks on a host.
@@ -70,7 +81,7 @@ impl Job {
     /// The path of a flow whose strategy is pinned; left to the hash where it has none.
     #[must_use]
     pub(super) fn pinned_path(&self, topology: &Topology, flow: &Flow) -> PathSelection {
-        let key = (flow.channel, flow.from.host, flow.to.host);
+        let key = HostFlow { channel: flow.channel, from: flow.from.host, to: flow.to.host };
         let Some(spine) = self.pinned.as_ref().and_then(|spines| spines.get(&key).copied()) else {
             return PathSelection::Hash;
         };

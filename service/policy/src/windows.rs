@@ -196,21 +196,37 @@ pub fn leave_a_gap(windows: &[Window]) -> bool {
     if openings.fold(0, u64::saturating_add) > OPENINGS_MAX {
         return false;
     }
-    let arcs = windows.iter().flat_map(|window| {
-        (0..circle / window.period_ns)
-            .map(|turn| (window.offset_ns % window.period_ns + turn * window.period_ns, window.length_ns))
+    let openings = windows.iter().flat_map(|window| {
+        (0..circle / window.period_ns).map(|turn| Opening {
+            offset_ns: window.offset_ns % window.period_ns + turn * window.period_ns,
+            length_ns: window.length_ns,
+        })
     });
-    let mut arcs: Vec<(u64, u64)> = arcs.collect();
-    arcs.sort_unstable();
-    let Some((first, _)) = arcs.first().copied() else { return false };
+    let mut openings: Vec<Opening> = openings.collect();
+    openings.sort_unstable();
+    let Some(first) = openings.first().copied() else { return false };
     let mut best = 0;
     // The latest end so far, which may be that of an arc that lasts beyond the turn of the circle.
-    let mut end = arcs.iter().map(|(offset, length)| offset + length).max().unwrap_or(0).saturating_sub(circle);
-    for (offset, length) in arcs.iter().copied().chain([(first + circle, 0)]) {
-        best = best.max(offset.saturating_sub(end));
-        end = end.max(offset + length);
+    let mut end = openings.iter().map(Opening::end_ns).max().unwrap_or(0).saturating_sub(circle);
+    let again = Opening { offset_ns: first.offset_ns + circle, length_ns: 0 };
+    for opening in openings.iter().copied().chain([again]) {
+        best = best.max(opening.offset_ns.saturating_sub(end));
+        end = end.max(opening.end_ns());
     }
     best > 0 && best >= circle / GAP_LEAST
+}
+
+/// When a window is open, on the circle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Opening {
+    offset_ns: u64,
+    length_ns: u64,
+}
+
+impl Opening {
+    fn end_ns(&self) -> u64 {
+        self.offset_ns + self.length_ns
+    }
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

@@ -18,6 +18,7 @@ use mccs_device::cuda::KernelBlocks;
 use mccs_device::host::TenantShmExchange;
 use mccs_device::{CarriedOutBy, DeviceInitiatedGroup, Reading, TimedCollective};
 use mccs_model::SessionId;
+use mccs_tenants::session::Session;
 
 use super::family::{Family, Joining, PartOf, Whole};
 
@@ -46,6 +47,25 @@ pub struct RankInfo {
     pub late_ns: AtomicU64,
 }
 
+impl RankInfo {
+    /// A rank that has done nothing yet.
+    #[must_use]
+    pub fn new(rank: u32, session: &Session, gpu: Option<u32>) -> Self {
+        RankInfo {
+            rank,
+            session: session.id,
+            pid: session.peer.pid,
+            gpu,
+            rounds: 0.into(),
+            enqueued: 0.into(),
+            started: 0.into(),
+            completed: 0.into(),
+            user_tag: 0.into(),
+            late_ns: 0.into(),
+        }
+    }
+}
+
 /// Device of communicators whose buffers are on GPUs, and that run in memory of the host.
 pub const HOST_STAGED: &str = "host-staged";
 
@@ -64,6 +84,8 @@ pub struct CommInfo {
     pub traffic_class: Option<u8>,
     /// Whose it is.
     pub tenant: String,
+    /// The tenant of `policy.toml` whose rules hold for it.
+    pub rules: String,
     /// Device it runs on.
     pub device: String,
     /// Its ranks on all hosts.
@@ -379,6 +401,14 @@ impl CommInfo {
     /// communicators, those included that have ended.
     #[must_use]
     pub fn totals(&self) -> WorkDone {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counted = WorkDone { operations: self.of_handed_out(load(&self.operations)), bytes: load(&self.bytes) };
+        counted.plus(self.told_rounds()).plus(self.pairs_on_gpus())
+    }
+
+    /// Of [`CommInfo::totals`], what ranks have done among themselves.
+    #[must_use]
+    pub fn told_rounds(&self) -> WorkDone {
         let rounds = self
             .shm_exchange
             .iter()
@@ -393,10 +423,7 @@ impl CommInfo {
         let layout = self.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
         let bytes_max =
             layout.map_or(GPU_PAYLOAD_MAX, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
-        let told = self.operation_sanity.told(Instant::now(), said, bytes_max);
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counted = WorkDone { operations: self.of_handed_out(load(&self.operations)), bytes: load(&self.bytes) };
-        counted.plus(told).plus(self.pairs_on_gpus())
+        self.operation_sanity.told(Instant::now(), said, bytes_max)
     }
 
     /// Of the operations of [`CommInfo::totals`], the point-to-point pairs.

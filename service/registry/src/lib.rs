@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use mccs_control::HostView;
+use mccs_control::overview::PushesView;
+use mccs_control::{HostView, OfficeView};
 use mccs_ipc::types::WorkDone;
 use mccs_model::gathering::Late;
 use mccs_model::{Reductions, SessionId};
@@ -65,6 +66,7 @@ struct Comms {
     live: BTreeMap<u64, Arc<CommInfo>>,
     /// Over, but for what their GPUs have still to say.
     leaving: BTreeMap<u64, Arc<CommInfo>>,
+    /// Of tenants that there are.
     ended: BTreeMap<String, TenantTotals>,
 }
 
@@ -73,7 +75,8 @@ impl Comms {
     fn left(&mut self, number: u64) -> Option<Arc<CommInfo>> {
         let comm = self.leaving.remove(&number)?;
         comm.count_times();
-        self.ended.entry(comm.tenant.clone()).or_default().add(&comm);
+        // A tenant that has gone has no totals.
+        self.ended.entry(comm.tenant.clone()).and_modify(|totals| totals.add(&comm));
         Some(comm)
     }
 }
@@ -89,6 +92,14 @@ pub struct Refused {
     pub exchange: AtomicU64,
     /// Metrics: too many at once, too slow, or not HTTP.
     pub metrics: AtomicU64,
+}
+
+impl Refused {
+    /// All of them, as another program goes on with them.
+    #[must_use]
+    pub fn counters(&self) -> [&AtomicU64; 4] {
+        [&self.tenants, &self.control, &self.exchange, &self.metrics]
+    }
 }
 
 /// Everything that lives in the service, by number; and the hosts and tenants it knows, by name.
@@ -113,6 +124,10 @@ pub struct Registry {
     draining: Mutex<Option<String>>,
     /// What the controller has said of how GPUs are to reduce, if it has.
     reductions: Mutex<Option<Reductions>>,
+    /// Who is the controller, where there is one.
+    office: Mutex<Option<OfficeView>>,
+    /// What became of pushes to the collector of metrics, where there is one.
+    pushes: Mutex<Option<PushesView>>,
     is_draining: AtomicBool,
     /// In seconds of the Unix epoch; 0 where there is none.
     certificate_end: AtomicU64,
@@ -135,6 +150,17 @@ impl Registry {
         self.next_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// The last number that a session or communicator has had.
+    #[must_use]
+    pub fn last_number(&self) -> u64 {
+        self.next_number.load(Ordering::Relaxed)
+    }
+
+    /// Numbers up to this one were given by another program.
+    pub fn resume_numbers(&self, last: u64) {
+        self.next_number.fetch_max(last, Ordering::Relaxed);
+    }
+
     /// A session has begun.
     pub fn add_session(&self, session: Arc<Session>) {
         lock(&self.sessions).insert(session.id, session);
@@ -150,6 +176,23 @@ impl Registry {
     pub fn has_others(&self, tenant: &Tenant) -> bool {
         // A session is charged before it is in the list, and longer.
         lock(&self.sessions).len() as u64 > tenant.used(Resource::Sessions)
+    }
+
+    /// What became of pushes to the collector, where there is one.
+    #[must_use]
+    pub fn pushes(&self) -> Option<PushesView> {
+        lock(&self.pushes).clone()
+    }
+
+    /// Metrics were pushed, or could not be.
+    pub fn count_push(&self, outcome: Result<(), String>) {
+        let mut pushes = lock(&self.pushes);
+        let pushes = pushes.get_or_insert_default();
+        match &outcome {
+            Ok(()) => pushes.accepted += 1,
+            Err(_) => pushes.failed += 1,
+        }
+        pushes.trouble = outcome.err();
     }
 
     /// The service has GPUs. Said once.
@@ -172,6 +215,17 @@ impl Registry {
     #[must_use]
     pub fn reductions(&self) -> Option<Reductions> {
         *lock(&self.reductions)
+    }
+
+    /// Who is the controller, as this host knows.
+    pub fn set_office(&self, office: OfficeView) {
+        *lock(&self.office) = Some(office);
+    }
+
+    /// What was said last; none where there is no controller.
+    #[must_use]
+    pub fn office(&self) -> Option<OfficeView> {
+        lock(&self.office).clone()
     }
 
     /// RDMA ports that flows to other hosts may leave by, in words; or why there are none. Said once.
@@ -211,7 +265,20 @@ impl Registry {
 
     /// A tenant that may connect.
     pub fn add_tenant(&self, tenant: Arc<Tenant>) {
+        lock(&self.comms).ended.entry(tenant.name.clone()).or_default();
         lock(&self.tenants).insert(tenant.name.clone(), tenant);
+    }
+
+    /// A tenant has gone, with its totals.
+    pub fn remove_tenant(&self, name: &str) {
+        lock(&self.tenants).remove(name);
+        lock(&self.comms).ended.remove(name);
+    }
+
+    /// The tenant of this name.
+    #[must_use]
+    pub fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
+        lock(&self.tenants).get(name).cloned()
     }
 
     /// All tenants.
@@ -359,6 +426,23 @@ impl Registry {
             totals.entry(comm.tenant.clone()).or_default().add(comm);
         }
         (totals, comms.live.values().cloned().collect())
+    }
+
+    /// What each tenant's communicators have done since the service began, without those of which another program goes on with the numbers.
+    #[must_use]
+    pub fn totals_besides(&self, goes_on: impl Fn(u64) -> bool) -> BTreeMap<String, TenantTotals> {
+        let comms = lock(&self.comms);
+        let mut totals = comms.ended.clone();
+        let live = comms.live.values().filter(|comm| !goes_on(comm.number));
+        for comm in live.chain(comms.leaving.values()) {
+            totals.entry(comm.tenant.clone()).or_default().add(comm);
+        }
+        totals
+    }
+
+    /// Counts what communicators of a tenant have done that ended with another program.
+    pub fn resume_totals(&self, tenant: &str, totals: TenantTotals) {
+        lock(&self.comms).ended.insert(tenant.to_owned(), totals);
     }
 
     /// All sessions now.

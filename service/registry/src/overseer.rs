@@ -72,6 +72,8 @@ impl Overseer {
             let totals = totals.get(&tenant.name).copied().unwrap_or_default();
             TenantView {
                 tenant: tenant.name.clone(),
+                rules: tenant.rules.clone(),
+                labels: tenant.labels.clone(),
                 quotas: quotas(tenant),
                 in_flight: in_flight.get(&tenant.name).copied().unwrap_or(0),
                 communicators: comms.iter().filter(|comm| comm.tenant == tenant.name && comm.part.is_none()).count()
@@ -98,12 +100,14 @@ impl Overseer {
             draining: registry.is_draining(),
             draining_reason: registry.draining_reason(),
             certificate_end: registry.certificate_end(),
+            office: registry.office(),
             clock_error_ns: registry.clock_error_ns(),
             clock: registry.clock().map(|(at, CommonTime { common_ns, error_ns })| ClockView {
                 at_ns: registry.recorders.ns_at(at),
                 common_ns,
                 error_ns,
             }),
+            pushes: registry.pushes(),
             runtimes: self.runtimes.runtimes(),
             engines: self.engines(),
             lines_suppressed: lines_suppressed(),

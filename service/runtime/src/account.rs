@@ -15,6 +15,13 @@ impl Account {
         counter
     }
 
+    /// A tenant begins whose number another one had, for which nothing is done any more.
+    pub(super) fn forget(&self, tenant: u32) {
+        let counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = counters.iter().filter(|(of, _)| *of == tenant);
+        own.for_each(|(_, ns)| ns.store(0, Ordering::Relaxed));
+    }
+
     /// Tenants, as [`super::Share::tenant`] numbers them, and the work done for each.
     #[must_use]
     pub fn read(&self) -> Vec<(u32, u64)> {

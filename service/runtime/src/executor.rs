@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::run_queue::Poll;
 use mccs_ipc::contention;
 use mccs_ipc::sync::Doorbell;
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -57,6 +58,8 @@ const SLOW_CLOCK: Duration = Duration::from_micros(1);
 const FINE_BELOW: Duration = Duration::from_millis(5);
 /// Sleeps from this on may be as much longer as a round takes.
 const COARSE_FROM: Duration = Duration::from_millis(20);
+/// A tenant with which the service had to do within this time may be waited for.
+const LATELY: Duration = Duration::from_millis(50);
 /// Readiness events taken at a time.
 const EVENTS_MAX: usize = 64;
 
@@ -67,6 +70,7 @@ struct Slot {
     share: Share,
     /// When the engine last found work; `None` while it sleeps.
     awake_since: Option<Instant>,
+    slept_at: Instant,
     wake_at: Option<Instant>,
     /// As [`Context::is_readable`] for the next poll.
     is_readable: bool,
@@ -179,11 +183,12 @@ impl Executor {
                 (now, known_for) = (looked_at_events, rounds_a_look);
             } else if !busy {
                 // A tenant, or another runtime, may need this core to make the work waited for.
-                let before = (known_for == 0).then(Instant::now);
+                // The round found nothing, and took no time. A slow clock's look may be some rounds old.
+                let before = (known_for == 0).then(|| if rounds_a_look == 1 { now } else { Instant::now() });
                 std::thread::yield_now();
                 if let Some(before) = before {
                     (now, known_for) = (Instant::now(), rounds_a_look);
-                    contention::has_lost_core(now.saturating_duration_since(before));
+                    slice.was_away(now.saturating_duration_since(before), || self.threads_at_work(now));
                 }
             }
         }
@@ -192,6 +197,13 @@ impl Executor {
             slot.engine
         };
         std::mem::take(&mut self.slots).into_values().map(end).collect()
+    }
+
+    /// Threads that work with each other: the service's own, and those of tenants for which something was done lately.
+    fn threads_at_work(&self, now: Instant) -> u32 {
+        let was_awake = |slot: &Slot| slot.awake_since.is_some() || now.duration_since(slot.slept_at) < LATELY;
+        let tenants = self.slots.values().filter(|slot| slot.share != Share::SERVICE && was_awake(slot)).count();
+        (tenants + self.table.iter().filter(|state| state.get().is_some()).count()) as u32
     }
 
     fn follow_orders(&mut self, state: &RuntimeState, now: Instant) {
@@ -211,7 +223,8 @@ impl Executor {
         state.notified.store(false, Ordering::Release);
         let (id, share) = (state.id, engine.share().unwrap_or(Share::SERVICE));
         let (awake_since, wake_at) = (Some(now), None);
-        let slot = Slot { engine, state, share, awake_since, wake_at, is_readable: true, is_watched: true };
+        let (slept_at, is_readable, is_watched) = (now, true, true);
+        let slot = Slot { engine, state, share, awake_since, slept_at, wake_at, is_readable, is_watched };
         self.slots.insert(id, slot);
         self.awake.push(share, id);
     }
@@ -302,7 +315,7 @@ impl Executor {
     fn poll_due(&mut self, state: &RuntimeState, now: Instant, chain: &mut Chain) -> bool {
         chain.goes_on = false;
         let (mut any_busy, is_timed) = (false, self.stats.rounds.load(Ordering::Relaxed).is_multiple_of(TIMED_ROUNDS));
-        while let Some((share, id, budget)) = self.awake.next() {
+        while let Some(Poll { share, engine: id, budget }) = self.awake.next() {
             let Some(slot) = self.slots.get_mut(&id) else { continue };
             let is_readable = std::mem::take(&mut slot.is_readable);
             let cx = Context { now, budget, is_readable, tenants: self.awake.tenants() };
@@ -323,7 +336,7 @@ impl Executor {
                     let spin =
                         if slot.engine.awaits_others() { self.options.spin_while_waiting } else { self.options.spin };
                     // Who is woken has the core sooner than who yields it.
-                    let sleeps = spin < Duration::MAX && contention::is_contended(now);
+                    let sleeps = spin < Duration::MAX && contention::is_starved(now);
                     let spin = if sleeps { Duration::ZERO } else { spin };
                     idle_for < spin || !slot.engine.prepare_to_sleep()
                 }
@@ -340,6 +353,7 @@ impl Executor {
             } else {
                 if let Some(slot) = self.slots.get_mut(&id) {
                     slot.awake_since = None;
+                    slot.slept_at = now;
                     slot.is_watched = !slot.engine.ignores_descriptors();
                     self.earliest_timer = earlier(self.earliest_timer, slot.wake_at);
                 }

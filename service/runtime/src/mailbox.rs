@@ -102,6 +102,12 @@ impl WakerSlot {
         let _ = self.0.set(waker);
     }
 
+    /// Whether both are of one engine.
+    #[must_use]
+    pub fn is_same(&self, other: &WakerSlot) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Moves the engine; see [`Waker::move_to`].
     pub fn move_to(&self, runtime: u32) {
         if let Some(waker) = self.0.get() {

@@ -55,6 +55,15 @@ pub(super) struct Awake {
     len: usize,
 }
 
+/// An engine's poll.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Poll {
+    pub(super) share: Share,
+    pub(super) engine: EngineId,
+    /// Items that it may take.
+    pub(super) budget: usize,
+}
+
 impl Awake {
     /// None yet; a poll may take `budget` items.
     pub(super) fn new(budget: usize) -> Self {
@@ -76,7 +85,11 @@ impl Awake {
         self.len += 1;
         let at = self.groups.iter().position(|group| group.share.tenant == share.tenant);
         match at.and_then(|at| self.groups.get_mut(at)) {
-            Some(group) => group.due.push_back(engine),
+            Some(group) => {
+                // A tenant that has gone leaves its number to another one, of another weight.
+                group.share = share;
+                group.due.push_back(engine);
+            }
             None => {
                 let mut group = Group::new(share);
                 group.left = group.polls_max();
@@ -127,8 +140,8 @@ impl Awake {
         self.at = 0;
     }
 
-    /// The next engine to poll in this round, and the items that it may take. [`Awake::keep`] follows if it stays awake.
-    pub(super) fn next(&mut self) -> Option<(Share, EngineId, usize)> {
+    /// The next engine to poll in this round. [`Awake::keep`] follows if it stays awake.
+    pub(super) fn next(&mut self) -> Option<Poll> {
         loop {
             let group = self.groups.get_mut(self.at)?;
             let sharing = group.len().min(group.polls_max());
@@ -140,7 +153,7 @@ impl Awake {
             self.len -= 1;
             let is_shared = self.tenants == AwakeTenants::Several && group.share != Share::SERVICE;
             let budget = if is_shared { self.budget / sharing.max(1) } else { self.budget };
-            return Some((group.share, engine, budget.max(BUDGET_MIN.min(self.budget))));
+            return Some(Poll { share: group.share, engine, budget: budget.max(BUDGET_MIN.min(self.budget)) });
         }
     }
 
@@ -167,7 +180,7 @@ mod tests {
     fn round(awake: &mut Awake) -> Vec<(u32, u64, usize)> {
         awake.begin_round();
         let mut polled = Vec::new();
-        while let Some((share, engine, budget)) = awake.next() {
+        while let Some(Poll { share, engine, budget }) = awake.next() {
             polled.push((share.tenant, engine.0, budget));
             awake.keep(share, engine);
         }
@@ -217,7 +230,7 @@ mod tests {
         [2, 3].into_iter().for_each(|engine| awake.push(Share::SERVICE, EngineId(engine)));
         awake.begin_round();
         let mut polled = Vec::new();
-        while let Some((share, engine, _)) = awake.next() {
+        while let Some(Poll { share, engine, .. }) = awake.next() {
             polled.push(engine.0);
             awake.keep(share, engine);
             if engine == EngineId(3) && polled.len() == 3 {
@@ -237,13 +250,13 @@ mod tests {
         awake.begin_round();
         awake.push(tenant(1), EngineId(1));
         awake.push(Share::SERVICE, EngineId(2));
-        assert_eq!(awake.next(), Some((tenant(1), EngineId(1), BUDGET)));
+        assert_eq!(awake.next(), Some(Poll { share: tenant(1), engine: EngineId(1), budget: BUDGET }));
         awake.keep(tenant(1), EngineId(1));
         awake.remove(EngineId(2));
         assert_eq!(awake.next(), None);
         awake.push(tenant(1), EngineId(3));
         awake.look_again();
-        assert_eq!(awake.next().map(|(_, engine, _)| engine), Some(EngineId(3)));
+        assert_eq!(awake.next().map(|poll| poll.engine), Some(EngineId(3)));
         awake.remove(EngineId(1));
         assert!(awake.is_empty());
     }

@@ -284,6 +284,11 @@ impl Runtimes {
         self.tables().engines.iter().filter_map(|(id, record)| record.info(*id)).collect()
     }
 
+    /// A tenant begins whose number another one had: its work counts from now on.
+    pub fn forget_work_of(&self, tenant: u32) {
+        self.tables().engines.values().filter_map(|record| record.account.as_ref()).for_each(|own| own.forget(tenant));
+    }
+
     /// All runtimes, by number.
     #[must_use]
     pub fn runtimes(&self) -> Vec<RuntimeInfo> {

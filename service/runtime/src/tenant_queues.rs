@@ -40,7 +40,7 @@ pub struct TenantQueueSender<T> {
 pub struct TenantQueueReceiver<T>(Arc<TenantQueue<T>>);
 
 impl<T> TenantQueues<T> {
-    /// Room for so many queues, whose messages wake the slot's engine.
+    /// Room for so many queues, whose messages wake the slot's engine: those of tenants that have just gone included.
     #[must_use]
     pub fn new(tenants_max: usize, waker: WakerSlot) -> Self {
         TenantQueues { listed: Arc::new(ArrayQueue::new(tenants_max.max(1))), waker }
@@ -109,6 +109,12 @@ impl<T> Clone for TenantQueueSender<T> {
 }
 
 impl<T> TenantQueueSender<T> {
+    /// Whether the engine has taken all that was sent.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.queue.queue.is_empty()
+    }
+
     /// Sends and wakes the engine.
     ///
     /// # Errors

@@ -184,7 +184,7 @@ mod tests {
         for n in 0..600 {
             sender.send(share(1 + n % 2), (1 + n % 2, n)).unwrap();
         }
-        let mut spent = [Duration::ZERO; 2];
+        let (mut spent, mut longest) = ([Duration::ZERO; 2], Duration::ZERO);
         for _ in 0..200 {
             let (tenant, _) = receiver.recv(None).expect("an item");
             let began = Instant::now();
@@ -193,10 +193,12 @@ mod tests {
             while Instant::now() < until {
                 std::hint::spin_loop();
             }
-            spent[tenant as usize - 1] += began.elapsed();
+            let took = began.elapsed();
+            spent[tenant as usize - 1] += took;
+            longest = longest.max(took);
         }
-        let ratio = spent[0].as_secs_f64() / spent[1].as_secs_f64();
-        assert!((0.5..2.0).contains(&ratio), "{spent:?}");
+        // A busy host may hold up any item. Who has had the longest one waits until the other has had as much.
+        assert!(spent[0].abs_diff(spent[1]) <= 2 * longest, "{spent:?}, the longest {longest:?}");
     }
 
     #[test]

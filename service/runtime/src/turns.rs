@@ -57,7 +57,7 @@ struct Party<Q> {
 
 /// Whose turn it is. `Q` is what a tenant has left at the engine.
 pub struct Turns<Q> {
-    /// Ascending by tenant. Who has been here stays: tenants are those of the configuration.
+    /// Ascending by tenant. Who has been here stays: numbers of tenants that have gone are given anew.
     parties: Vec<Party<Q>>,
     /// Tenants with work, as places in `parties`; the first has its turn.
     ring: VecDeque<usize>,
@@ -75,6 +75,8 @@ impl<Q: Default> Turns<Q> {
     pub fn enter(&mut self, share: Share) -> &mut Q {
         let at = self.place_of(share);
         let party = &mut self.parties[at];
+        // A tenant that has gone leaves its number to another one, of another weight.
+        party.share = share;
         if !party.is_in_ring {
             party.is_in_ring = true;
             if party.credit_ns >= 0 {
@@ -252,6 +254,22 @@ mod tests {
         fill(&mut turns, share(2, 1), 20, 1_000);
         let served = serve(&mut turns, 2);
         assert_eq!(served[0].0, 1, "{served:?}");
+    }
+
+    #[test]
+    fn who_has_the_number_of_one_that_has_gone_has_its_own_weight() {
+        let mut turns = Turns::default();
+        fill(&mut turns, share(1, 1), 1, 1);
+        serve(&mut turns, 1);
+        turns.account().forget(1);
+        fill(&mut turns, share(1, 3), 100_000, 1_000);
+        fill(&mut turns, share(2, 1), 100_000, 1_000);
+        serve(&mut turns, 80_000);
+        let done = turns.account().read();
+        let [(1, first), (2, second)] = done[..] else { panic!("{done:?}") };
+        let part = first as f64 / (first + second) as f64;
+        assert!((part - 0.75).abs() < 0.01, "{part}");
+        assert_eq!(first + second, 80_000 * 1_000, "what the one before has done is forgotten");
     }
 
     #[test]

@@ -46,6 +46,17 @@ impl TenantTraffic {
         }
     }
 
+    /// Counts what another program has counted.
+    pub fn resume(&self, views: &[TenantKindView]) {
+        for TenantKindView { collective, bytes, durations } in views {
+            let mut kinds = CollectiveKind::ALL.iter().zip(&self.kinds);
+            if let Some((_, totals)) = kinds.find(|(kind, _)| kind.to_string() == *collective) {
+                totals.durations.add(durations);
+                totals.bytes.fetch_add(*bytes, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Kinds that there were.
     #[must_use]
     pub fn view(&self) -> Vec<TenantKindView> {

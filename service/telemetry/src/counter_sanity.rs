@@ -36,6 +36,14 @@ impl CounterSanity {
         CounterSanity { told: Mutex::new(Told { at: now, operations: 0, bytes: 0 }), time_min }
     }
 
+    /// The same, where so much was told before.
+    #[must_use]
+    pub fn resume(self, WorkDone { operations, bytes }: WorkDone) -> Self {
+        let CounterSanity { told, time_min } = self;
+        let at = lock(&told).at;
+        CounterSanity { told: Mutex::new(Told { at, operations, bytes }), time_min }
+    }
+
     /// What to tell at `now` of what is said to have been done, in operations of at most `bytes_max` each.
     pub fn told(&self, now: Instant, said: WorkDone, bytes_max: u64) -> WorkDone {
         let WorkDone { operations, bytes } = said;
@@ -58,6 +66,13 @@ mod tests {
 
     fn done(operations: u64, bytes: u64) -> WorkDone {
         WorkDone { operations, bytes }
+    }
+
+    #[test]
+    fn what_was_told_before_is_told_again_at_once() {
+        let now = Instant::now();
+        let sanity = CounterSanity::since(now, COLLECTIVE_TIME_MIN).resume(done(1000, 8000));
+        assert_eq!(sanity.told(now, done(2000, 16_000), 8), done(1000, 8 * 1001));
     }
 
     #[test]

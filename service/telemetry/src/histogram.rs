@@ -46,6 +46,14 @@ impl Histogram {
         self.sum_ns.fetch_add((took.as_nanos() as u64).saturating_mul(times), Ordering::Relaxed);
     }
 
+    /// Counts what another one has counted; what has no bucket here is left out.
+    pub fn add(&self, other: &HistogramView) {
+        for (bucket, count) in self.buckets.iter().zip(&other.buckets) {
+            bucket.fetch_add(*count, Ordering::Relaxed);
+        }
+        self.sum_ns.fetch_add(other.sum_ns, Ordering::Relaxed);
+    }
+
     /// What was counted.
     #[must_use]
     pub fn view(&self) -> HistogramView {

@@ -26,7 +26,7 @@ pub mod trace;
 use std::sync::{Mutex, PoisonError};
 
 pub use self::host::{CommonTime, GpuInfo, HostInfo};
-pub use self::log_budget::{LogBudget, lines_suppressed};
+pub use self::log_budget::{LogBudget, lines_suppressed, resume_lines_suppressed};
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -12,6 +12,11 @@ pub fn lines_suppressed() -> u64 {
     LINES_SUPPRESSED.load(Ordering::Relaxed)
 }
 
+/// So many were not written by the process before.
+pub fn resume_lines_suppressed(lines: u64) {
+    LINES_SUPPRESSED.fetch_add(lines, Ordering::Relaxed);
+}
+
 /// Bounds how many lines something that tenants cause can write.
 #[derive(Debug)]
 pub struct LogBudget {

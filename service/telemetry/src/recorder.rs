@@ -176,6 +176,8 @@ pub struct RingView {
 /// All rings of a service.
 pub struct Recorders {
     is_on: AtomicBool,
+    /// When they stop by themselves.
+    until: Mutex<Option<Instant>>,
     time: ticks::Clocks,
     rings: Mutex<Vec<Arc<Ring>>>,
     next_ring: AtomicU64,
@@ -184,7 +186,13 @@ pub struct Recorders {
 impl Default for Recorders {
     fn default() -> Self {
         let (rings, next_ring) = (Mutex::default(), AtomicU64::new(0));
-        Recorders { is_on: AtomicBool::new(false), time: ticks::Clocks::begin(), rings, next_ring }
+        Recorders {
+            is_on: AtomicBool::new(false),
+            until: Mutex::default(),
+            time: ticks::Clocks::begin(),
+            rings,
+            next_ring,
+        }
     }
 }
 
@@ -227,6 +235,23 @@ impl Recorders {
         rings.iter().for_each(|ring| ring.make_memory());
         self.time.learn();
         self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Engines record from now on until then, or for as long as somebody else wants, if that is longer.
+    pub fn begin_until(&self, until: Instant) {
+        let mut latest = lock(&self.until);
+        *latest = Some(latest.map_or(until, |other| other.max(until)));
+        self.begin();
+    }
+
+    /// Ends what [`Recorders::begin_until`] began, if it is over. Returns when it will be.
+    pub fn end_if_over(&self, now: Instant) -> Option<Instant> {
+        let mut until = lock(&self.until);
+        if until.is_some_and(|until| until <= now) {
+            *until = None;
+            self.end();
+        }
+        *until
     }
 
     /// Engines record no more. What they have recorded stays readable.

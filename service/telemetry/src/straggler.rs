@@ -6,7 +6,7 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::stuck::HostAccount;
+use super::stuck::{HostAccount, RankAccount, Total};
 
 /// A communicator's hosts and what each knows of it; nothing of those that have not answered.
 pub type Accounts = [(String, Option<HostAccount>)];
@@ -32,10 +32,11 @@ pub fn straggler(before: &Accounts, now: &Accounts) -> Option<Straggler> {
         if then.is_busy {
             return None;
         }
-        let took = average(account.joint, then.joint)?;
+        let took = account.joint.average_since(then.joint)?;
         let late = account.ranks.iter().filter_map(|rank| {
             let then = then.ranks.iter().find(|then| then.rank == rank.rank)?;
-            Some((rank.rank, average((rank.started, rank.late_ns), (then.started, then.late_ns))?))
+            let late = |of: &RankAccount| Total { count: of.started, sum_ns: of.late_ns };
+            Some((rank.rank, late(rank).average_since(late(then))?))
         });
         let late: Vec<_> = late.collect();
         let last = late.iter().map(|(_, late)| *late).fold(0.0, f64::max);
@@ -59,15 +60,8 @@ pub fn is_joint(kind: CollectiveKind) -> bool {
     }
 }
 
-/// Seconds, of a count and a sum of nanoseconds since a look before.
-fn average((count, sum_ns): (u64, u64), (count_then, sum_then_ns): (u64, u64)) -> Option<f64> {
-    let count = count.saturating_sub(count_then);
-    (count > 0).then(|| sum_ns.saturating_sub(sum_then_ns) as f64 / count as f64 / 1e9)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::stuck::RankAccount;
     use super::*;
 
     const US: u64 = 1000;
@@ -80,7 +74,7 @@ mod tests {
             late_ns: late * US * count,
             ..RankAccount::default()
         };
-        let (ranks, joint) = (late_us.iter().map(rank).collect(), (count, took_us * US * count));
+        let (ranks, joint) = (late_us.iter().map(rank).collect(), Total { count, sum_ns: took_us * US * count });
         (name.into(), Some(HostAccount { ranks, joint, ..HostAccount::default() }))
     }
 

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use mccs_model::link::{FlowWait, LinkKey};
 
 pub use self::account::{
-    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, SignalWait,
+    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, SignalWait, Total,
 };
 
 /// What a communicator waits for.

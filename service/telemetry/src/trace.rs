@@ -98,10 +98,25 @@ struct Job {
     /// Its place and the number of its strategy; `None` of a pair.
     seq: Option<u64>,
     epoch: Option<u64>,
-    ranks: (u32, u32),
+    /// `None` of a collective.
+    pair: Option<Pair>,
     bytes: u64,
     started_ns: u64,
     ended: Option<(u64, bool)>,
+}
+
+/// A communicator's operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    comm: u64,
+    seq: u64,
+}
+
+/// The ranks of a pair.
+#[derive(Debug, Clone, Copy)]
+struct Pair {
+    from: u32,
+    to: u32,
 }
 
 /// When ranks came to a collective.
@@ -115,10 +130,9 @@ struct Came {
 #[derive(Default)]
 struct Told {
     jobs: BTreeMap<u64, Job>,
-    came: BTreeMap<(u64, u64), BTreeMap<u32, Came>>,
+    came: BTreeMap<Place, BTreeMap<u32, Came>>,
     ranks: BTreeMap<u64, BTreeSet<u32>>,
-    /// By communicator and place.
-    tags: BTreeMap<(u64, u64), u64>,
+    tags: BTreeMap<Place, u64>,
 }
 
 impl Window {
@@ -146,16 +160,16 @@ impl Window {
                     told.came(comm, seq, rank).arrived_ns = Some(at_ns);
                 }
                 Record::Started { at_ns, comm, seq, epoch, job, kind, bytes } if self.is_wanted(comm) => {
-                    let (name, ranks, seq, epoch) = (kind.to_string(), (0, 0), Some(seq), Some(epoch));
-                    let started = Job { comm, name, seq, epoch, ranks, bytes, started_ns: at_ns, ended: None };
+                    let (name, pair, seq, epoch) = (kind.to_string(), None, Some(seq), Some(epoch));
+                    let started = Job { comm, name, seq, epoch, pair, bytes, started_ns: at_ns, ended: None };
                     told.jobs.insert(job, started);
                 }
                 Record::PairStarted { at_ns, comm, job, from, to, bytes } if self.is_wanted(comm) => {
-                    let (name, ranks, seq, epoch) = (String::from("send/recv"), (from, to), None, None);
-                    let started = Job { comm, name, seq, epoch, ranks, bytes, started_ns: at_ns, ended: None };
+                    let (name, pair, seq, epoch) = (String::from("send/recv"), Some(Pair { from, to }), None, None);
+                    let started = Job { comm, name, seq, epoch, pair, bytes, started_ns: at_ns, ended: None };
                     told.jobs.insert(job, started);
                 }
-                Record::Tagged { comm, seq, tag, .. } => _ = told.tags.insert((comm, seq), tag),
+                Record::Tagged { comm, seq, tag, .. } => _ = told.tags.insert(Place { comm, seq }, tag),
                 _ => {}
             }
         }
@@ -173,14 +187,14 @@ impl Window {
 impl Told {
     /// Adds the tag of a collective to what is said of it, if it has one.
     fn tag(&self, args: &mut Value, comm: u64, seq: u64) {
-        if let Some(tag) = self.tags.get(&(comm, seq)) {
+        if let Some(tag) = self.tags.get(&Place { comm, seq }) {
             args["user_tag"] = (*tag).into();
         }
     }
 
     fn came(&mut self, comm: u64, seq: u64, rank: u32) -> &mut Came {
         self.ranks.entry(comm).or_default().insert(rank);
-        self.came.entry((comm, seq)).or_default().entry(rank).or_default()
+        self.came.entry(Place { comm, seq }).or_default().entry(rank).or_default()
     }
 }
 
@@ -362,17 +376,22 @@ fn collectives(window: &Window, told: &Told, events: &mut Vec<Event>) {
             until_ns: Some(until_ns),
             args,
         };
-        let Some(seq) = job.seq else {
-            let (from, to) = job.ranks;
+        if let Some(Pair { from, to }) = job.pair {
             events.push(slice(Track::Pair { comm: job.comm, from, to }, args));
             continue;
-        };
-        started.insert((job.comm, seq));
+        }
+        let Some(seq) = job.seq else { continue };
+        started.insert(Place { comm: job.comm, seq });
         args["seq"] = seq.into();
         args["epoch"] = job.epoch.into();
         told.tag(&mut args, job.comm, seq);
         for rank in told.ranks.get(&job.comm).into_iter().flatten() {
-            let came = told.came.get(&(job.comm, seq)).and_then(|came| came.get(rank)).copied().unwrap_or_default();
+            let came = told
+                .came
+                .get(&Place { comm: job.comm, seq })
+                .and_then(|came| came.get(rank))
+                .copied()
+                .unwrap_or_default();
             let mut args = args.clone();
             for (name, at) in [("enqueued_us", came.enqueued_ns), ("arrived_us", came.arrived_ns)] {
                 if let Some(at) = at {
@@ -385,7 +404,7 @@ fn collectives(window: &Window, told: &Told, events: &mut Vec<Event>) {
         }
     }
     // Ranks that wait for one that has not come.
-    for ((comm, seq), came) in told.came.iter().filter(|(place, _)| !started.contains(place)) {
+    for (Place { comm, seq }, came) in told.came.iter().filter(|(place, _)| !started.contains(place)) {
         for (rank, came) in came {
             let track = Track::Rank { comm: *comm, rank: *rank };
             events.extend(waiting(window, &window.process(*comm), &track, *seq, *came, None));

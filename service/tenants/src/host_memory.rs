@@ -163,6 +163,13 @@ impl HostMemory {
         self.reserve_at(bytes, pages, Instant::now())
     }
 
+    /// Counts memory that is there already: another program has made the region.
+    #[must_use]
+    pub fn reserve_made(self: &Arc<Self>, bytes: u64, pages: Pages) -> Reservation {
+        *self.state().bytes_of(pages) += bytes;
+        Reservation { memory: Arc::clone(self), bytes, pages }
+    }
+
     fn reserve_at(self: &Arc<Self>, bytes: u64, pages: Pages, now: Instant) -> Result<Reservation, NoRoom> {
         let mut state = self.state();
         if pages == Pages::Service {

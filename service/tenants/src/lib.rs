@@ -8,6 +8,7 @@
 pub mod default_quotas;
 mod fd_closer;
 mod host_memory;
+mod numbers;
 pub mod process_limits;
 mod prompt_close;
 mod quota;
@@ -22,5 +23,5 @@ pub use fd_closer::FdCloser;
 pub use host_memory::{HostMemory, NoRoom, Pages, Reservation};
 pub use prompt_close::close_promptly;
 pub use quota::{OverQuota, Quota, Resource, SessionResource};
-pub use tenant::{Charge, Tenant};
+pub use tenant::{Caps, Charge, Tenant, Terms};
 pub use token_bucket::TokenBucket;

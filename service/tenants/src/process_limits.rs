@@ -2,14 +2,17 @@
 //! have.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, MESSAGE_FDS_MAX};
-use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::resource::{Resource as KernelLimit, getrlimit};
+
+use crate::quota::Resource;
 
 /// The kernel's limit where it does not say.
 const MAPPINGS_DEFAULT: u64 = 65_530;
 
-/// Mappings of this process that tenants' regions may take, all together: seven eighths of what the kernel allows. Who has
+/// Mappings of this process that tenants' regions may take, all together: seven eighths of what the kernel allows. A process that has
 /// none left can map neither sessions nor memory of its own, and ends.
 #[must_use]
 pub fn mappings_of_tenants() -> u64 {
@@ -25,7 +28,7 @@ pub fn mappings_of_tenants() -> u64 {
 pub fn descriptors_of_tenant() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();
     *LIMIT.get_or_init(|| {
-        let all = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+        let all = getrlimit(KernelLimit::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
         (all / 16).clamp(MESSAGE_FDS_MAX as u64, GPU_SEGMENTS_MAX as u64)
     })
 }
@@ -36,7 +39,95 @@ pub fn descriptors_of_tenant() -> u64 {
 pub fn sent_descriptors_of_tenant() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();
     *LIMIT.get_or_init(|| {
-        let all = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+        let all = getrlimit(KernelLimit::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
         (all / 16).clamp(32, 4096)
     })
+}
+
+/// Descriptors of a tenant's memory that are kept for the service's next program: a sixteenth of what the kernel allows.
+#[must_use]
+pub fn kept_descriptors_of_tenant() -> u64 {
+    static LIMIT: OnceLock<u64> = OnceLock::new();
+    *LIMIT.get_or_init(|| getrlimit(KernelLimit::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft) / 16)
+}
+
+/// What all tenants hold together of something that the process has so much of. Each has a quota besides; but tenants come while the service
+/// runs, and the sum of quotas has no bound.
+#[derive(Debug)]
+pub(crate) struct HeldByAll {
+    held: AtomicU64,
+    most: fn() -> u64,
+    known: OnceLock<u64>,
+}
+
+impl HeldByAll {
+    const fn new(most: fn() -> u64) -> Self {
+        HeldByAll { held: AtomicU64::new(0), most, known: OnceLock::new() }
+    }
+
+    pub(crate) fn most(&self) -> u64 {
+        *self.known.get_or_init(self.most)
+    }
+
+    /// # Errors
+    /// So much is held that this would be too much, and nothing is taken.
+    pub(crate) fn take(&self, amount: u64) -> Result<(), u64> {
+        let add = |held: u64| held.checked_add(amount).filter(|sum| *sum <= self.most());
+        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).map(drop)
+    }
+
+    pub(crate) fn give_back(&self, amount: u64) {
+        self.held.fetch_sub(amount, Ordering::Relaxed);
+    }
+}
+
+/// What tenants hold together of a process.
+#[derive(Debug)]
+pub(crate) struct ProcessHoldings {
+    mappings: HeldByAll,
+    descriptors: HeldByAll,
+    sent_descriptors: HeldByAll,
+    kept_descriptors: HeldByAll,
+}
+
+/// Of this process. A quarter of its descriptors may be of tenants' GPU memory, and as many each sent and kept; one tenant has a
+/// sixteenth.
+pub(crate) static HELD: ProcessHoldings = ProcessHoldings::new(
+    mappings_of_tenants,
+    || 4 * descriptors_of_tenant(),
+    || 4 * sent_descriptors_of_tenant(),
+    || 4 * kept_descriptors_of_tenant(),
+);
+
+impl ProcessHoldings {
+    pub(crate) const fn new(
+        mappings: fn() -> u64,
+        descriptors: fn() -> u64,
+        sent_descriptors: fn() -> u64,
+        kept_descriptors: fn() -> u64,
+    ) -> Self {
+        ProcessHoldings {
+            mappings: HeldByAll::new(mappings),
+            descriptors: HeldByAll::new(descriptors),
+            sent_descriptors: HeldByAll::new(sent_descriptors),
+            kept_descriptors: HeldByAll::new(kept_descriptors),
+        }
+    }
+
+    /// Of what the process has so much.
+    pub(crate) fn of(&self, resource: Resource) -> Option<&HeldByAll> {
+        match resource {
+            Resource::Mappings => Some(&self.mappings),
+            Resource::Descriptors => Some(&self.descriptors),
+            Resource::SentDescriptors => Some(&self.sent_descriptors),
+            Resource::KeptDescriptors => Some(&self.kept_descriptors),
+            Resource::MemoryBytes
+            | Resource::GpuMemoryBytes
+            | Resource::Sessions
+            | Resource::Communicators
+            | Resource::Ranks
+            | Resource::Imports
+            | Resource::MappedBytes => None,
+        }
+    }
 }

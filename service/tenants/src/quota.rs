@@ -68,6 +68,8 @@ pub enum Resource {
     Descriptors,
     /// Descriptors that its processes have been sent and have not taken.
     SentDescriptors,
+    /// Descriptors of its memory that are kept for the service's next program.
+    KeptDescriptors,
 }
 
 /// Most [`Resource::Imports`] of a tenant: more than programs have, and few enough for the driver.
@@ -85,6 +87,7 @@ impl Resource {
             Resource::Imports => "open registrations of GPU memory",
             Resource::MappedBytes => "mapped bytes of GPU memory",
             Resource::Descriptors => "descriptors of GPU memory",
+            Resource::KeptDescriptors => "descriptors of its memory that are kept",
             Resource::SentDescriptors => "descriptors sent to its processes, which have not taken them,",
         }
     }
@@ -96,8 +99,10 @@ impl Resource {
             Resource::GpuMemoryBytes => raise("max_gpu_memory"),
             Resource::Sessions => raise("max_sessions"),
             Resource::Communicators | Resource::Ranks => raise("max_communicators"),
-            Resource::Mappings => "raise vm.max_map_count, which the service divides among tenants".into(),
-            Resource::Descriptors => "raise the service's limit of open files (LimitNOFILE)".into(),
+            Resource::Mappings => "raise vm.max_map_count, which tenants share".into(),
+            Resource::Descriptors | Resource::KeptDescriptors => {
+                "raise the service's limit of open files (LimitNOFILE)".into()
+            }
             Resource::SentDescriptors => "its processes read their answers late".into(),
             Resource::Imports => "free some of the registered memory".into(),
             Resource::MappedBytes => "it is what the GPUs have: free some of the registered memory".into(),

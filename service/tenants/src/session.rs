@@ -138,6 +138,26 @@ impl Session {
         }
     }
 
+    /// A session that another program has served so far: `ended` are the last operations that have ended on its streams, by word.
+    #[must_use]
+    pub fn resumed(mut self, ended: &[u64], counted: [u64; 4], job: &str) -> Self {
+        for (tickets, ended) in self.tickets.iter_mut().zip(ended) {
+            *tickets = Tickets::resume(*ended);
+        }
+        let SessionCounters { commands, rounds, failed, untold, .. } = &self.counters;
+        for (counter, counted) in [commands, rounds, failed, untold].into_iter().zip(counted) {
+            counter.store(counted, Ordering::Relaxed);
+        }
+        self.is_of_job(job);
+        self
+    }
+
+    /// Failures that were written for the tenant.
+    #[must_use]
+    pub fn completions_produced(&self) -> u64 {
+        self.completions.lock().unwrap_or_else(PoisonError::into_inner).produced()
+    }
+
     /// What the GPUs' driver opens of its process' in this one, and the other way round.
     #[must_use]
     pub fn opens(&self) -> Opens {
@@ -153,10 +173,16 @@ impl Session {
         })
     }
 
-    /// The job that it is part of, as its launcher calls it; empty before its first communicator.
+    /// The job that it is part of, as its tenant's operator or its launcher calls it; empty before its first communicator, where no operator has said.
     #[must_use]
     pub fn job(&self) -> &str {
-        self.job.get().map_or("", String::as_str)
+        self.job_of(self.job.get().map_or("", String::as_str))
+    }
+
+    /// The job of a communicator whose launcher calls it so.
+    #[must_use]
+    pub fn job_of<'a>(&'a self, said: &'a str) -> &'a str {
+        Some(self.tenant.job()).filter(|job| !job.is_empty()).unwrap_or(said)
     }
 
     /// A communicator of it says of which job it is; the first one counts.

@@ -4,7 +4,7 @@
 //! forget to return what it held.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -14,7 +14,10 @@ use mccs_runtime::Share;
 use mccs_telemetry::bandwidth::TenantTraffic;
 
 use crate::fd_closer::FdCloser;
-use crate::process_limits::{descriptors_of_tenant, sent_descriptors_of_tenant};
+use crate::numbers::TenantNumber;
+use crate::process_limits::{
+    HELD, ProcessHoldings, descriptors_of_tenant, kept_descriptors_of_tenant, sent_descriptors_of_tenant,
+};
 use crate::quota::{IMPORTS_MAX, OverQuota, Quota, Resource, SessionResource};
 use crate::token_bucket::TokenBucket;
 
@@ -28,6 +31,10 @@ const REQUESTS_PER_S: u32 = 1000;
 pub struct Tenant {
     /// Name from the configuration.
     pub name: String,
+    /// The tenant of `policy.toml` whose rules hold for it.
+    pub rules: String,
+    /// What operators are told beside its name.
+    pub labels: BTreeMap<String, String>,
     /// Its limits.
     pub quota: Quota,
     /// Its part of engines that tenants share.
@@ -38,8 +45,13 @@ pub struct Tenant {
     pub traffic: Arc<TenantTraffic>,
     /// Closes what it has sent.
     pub closer: FdCloser<Charge>,
-    /// What it sends to other hosts under caps in bits per second, of those that some communicator keeps to.
-    capped: Mutex<Vec<(u64, Weak<SharedBucket>)>>,
+    /// What it sends to other hosts under caps, together with all tenants of the same rules.
+    caps: Arc<Caps>,
+    /// Whether it is being taken away: its sessions end.
+    is_removed: AtomicBool,
+    _number: TenantNumber,
+    /// What it holds together with all others.
+    of_process: &'static ProcessHoldings,
     memory_bytes: AtomicU64,
     gpu_memory_bytes: AtomicU64,
     mappings: AtomicU64,
@@ -52,9 +64,43 @@ pub struct Tenant {
     mapped_bytes: AtomicU64,
     descriptors: AtomicU64,
     sent_descriptors: AtomicU64,
-    /// Regions that are freed and not gone yet: what they are charged for comes back in a moment.
-    leaving: AtomicU64,
+    kept_descriptors: AtomicU64,
+    /// Bytes of regions that are freed and not gone yet: what they are charged for comes back in a moment.
+    leaving_bytes: AtomicU64,
     requests: Mutex<TokenBucket>,
+}
+
+/// What an operator says of a tenant besides its quota.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// See [`Tenant::name`].
+    pub name: String,
+    /// See [`Tenant::rules`].
+    pub rules: String,
+    /// See [`Tenant::labels`].
+    pub labels: BTreeMap<String, String>,
+    /// Its part of shared engines is in proportion to that.
+    pub weight: u32,
+    /// Traffic classes that its communicators may ask for.
+    pub traffic_classes: Vec<u8>,
+}
+
+/// What tenants of the same rules send to other hosts under caps in bits per second, of those that some communicator keeps to.
+#[derive(Debug, Default)]
+pub struct Caps(Mutex<Vec<(u64, Weak<SharedBucket>)>>);
+
+impl Caps {
+    fn bucket(&self, cap_bps: u64) -> Arc<SharedBucket> {
+        let mut capped = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Communicators hear of another cap one after the other, and some may hear of the one before once more.
+        capped.retain(|(_, bucket)| bucket.strong_count() > 0);
+        let same = capped.iter().find(|(of_bps, _)| *of_bps == cap_bps).and_then(|(_, bucket)| bucket.upgrade());
+        same.unwrap_or_else(|| {
+            let bucket = Arc::default();
+            capped.push((cap_bps, Arc::downgrade(&bucket)));
+            bucket
+        })
+    }
 }
 
 /// A part of a tenant's quota, held until dropped.
@@ -77,7 +123,8 @@ impl Tenant {
     /// The same, with a part of shared engines in proportion to `weight`.
     #[must_use]
     pub fn weighted(name: String, quota: Quota, weight: u32) -> Arc<Self> {
-        Self::configured(name, quota, weight, Vec::new())
+        let (rules, labels, traffic_classes) = (name.clone(), BTreeMap::new(), Vec::new());
+        Self::on_terms(Terms { name, rules, labels, weight, traffic_classes }, quota, Arc::default())
     }
 
     /// Whether its communicators may ask for a traffic class.
@@ -86,19 +133,24 @@ impl Tenant {
         self.traffic_classes.contains(&class)
     }
 
-    /// The same, with traffic classes that its communicators may ask for.
+    /// A tenant on an operator's terms, which shares `caps` with all of the same rules.
     #[must_use]
-    pub fn configured(name: String, quota: Quota, weight: u32, traffic_classes: Vec<u8>) -> Arc<Self> {
-        /// Number of the next tenant; 0 is the service itself.
-        static NEXT: AtomicU32 = AtomicU32::new(1);
+    pub fn on_terms(terms: Terms, quota: Quota, caps: Arc<Caps>) -> Arc<Self> {
+        let Terms { name, rules, labels, weight, traffic_classes } = terms;
+        let number = TenantNumber::take();
         Arc::new(Tenant {
             name,
+            rules,
+            labels,
             quota,
             traffic_classes,
-            share: Share { tenant: NEXT.fetch_add(1, Ordering::Relaxed), weight },
+            share: Share { tenant: number.get(), weight },
             traffic: Arc::default(),
             closer: FdCloser::default(),
-            capped: Mutex::default(),
+            caps,
+            is_removed: AtomicBool::new(false),
+            _number: number,
+            of_process: &HELD,
             memory_bytes: AtomicU64::new(0),
             gpu_memory_bytes: AtomicU64::new(0),
             mappings: AtomicU64::new(0),
@@ -110,24 +162,47 @@ impl Tenant {
             mapped_bytes: AtomicU64::new(0),
             descriptors: AtomicU64::new(0),
             sent_descriptors: AtomicU64::new(0),
-            leaving: AtomicU64::new(0),
+            kept_descriptors: AtomicU64::new(0),
+            leaving_bytes: AtomicU64::new(0),
             requests: Mutex::new(TokenBucket::new(REQUESTS_AT_ONCE, REQUESTS_PER_S)),
         })
     }
 
-    /// By which all its engines know what it has sent to other hosts, under a cap in bits per second. What it owes under one is not paid under
-    /// another, nor are turns kept.
+    /// By which all its engines, and those of other tenants of its rules, know what they have sent to other hosts, under a cap in bits per second. What
+    /// it owes under one is not paid under another, nor are turns kept.
     #[must_use]
     pub fn capped(&self, cap_bps: u64) -> Arc<SharedBucket> {
-        let mut capped = self.capped.lock().unwrap_or_else(PoisonError::into_inner);
-        // Communicators hear of another cap one after the other, and some may hear of the one before once more.
-        capped.retain(|(_, bucket)| bucket.strong_count() > 0);
-        let same = capped.iter().find(|(of_bps, _)| *of_bps == cap_bps).and_then(|(_, bucket)| bucket.upgrade());
-        same.unwrap_or_else(|| {
-            let bucket = Arc::default();
-            capped.push((cap_bps, Arc::downgrade(&bucket)));
-            bucket
-        })
+        self.caps.bucket(cap_bps)
+    }
+
+    /// The job that it is, where the operator has said; empty otherwise.
+    #[must_use]
+    pub fn job(&self) -> &str {
+        self.labels.get("job").map_or("", String::as_str)
+    }
+
+    /// The operator takes it away: sessions that look end. They are to be woken.
+    pub fn remove(&self) {
+        self.is_removed.store(true, Ordering::Release);
+    }
+
+    /// Why its sessions end then.
+    #[must_use]
+    pub fn removal(&self) -> String {
+        format!("the operator has taken tenant {} away: its job is over", self.name)
+    }
+
+    /// Whether it holds anything that ends with its sessions and communicators.
+    #[must_use]
+    pub fn has_some(&self) -> bool {
+        let held = [Resource::Sessions, Resource::Communicators, Resource::MemoryBytes, Resource::GpuMemoryBytes];
+        held.into_iter().any(|resource| self.used(resource) > 0)
+    }
+
+    /// Whether its sessions are to end.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Acquire)
     }
 
     fn counter(&self, resource: Resource) -> (&AtomicU64, u64) {
@@ -142,6 +217,7 @@ impl Tenant {
             Resource::MappedBytes => (&self.mapped_bytes, u64::MAX),
             Resource::Descriptors => (&self.descriptors, descriptors_of_tenant()),
             Resource::SentDescriptors => (&self.sent_descriptors, sent_descriptors_of_tenant()),
+            Resource::KeptDescriptors => (&self.kept_descriptors, kept_descriptors_of_tenant()),
         }
     }
 
@@ -158,15 +234,21 @@ impl Tenant {
         format!("a session of tenant {tenant} has at most {limit} {what}; {remedy}")
     }
 
-    /// Counts regions that are on their way out.
-    pub(crate) fn note_leaving(&self, by: i64) {
-        self.leaving.fetch_add(by as u64, Ordering::AcqRel);
+    /// Counts bytes of regions that are on their way out.
+    pub(crate) fn note_leaving(&self, by_bytes: i64) {
+        self.leaving_bytes.fetch_add(by_bytes as u64, Ordering::AcqRel);
+    }
+
+    /// Bytes of memory that is freed and not gone yet.
+    #[must_use]
+    pub fn leaving_bytes(&self) -> u64 {
+        self.leaving_bytes.load(Ordering::Acquire)
     }
 
     /// Whether some memory is freed and not gone yet: a quota that is used up now may not be in a moment.
     #[must_use]
     pub fn is_memory_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire) > 0
+        self.leaving_bytes() > 0
     }
 
     /// Whether a request is within its rate.
@@ -205,12 +287,21 @@ impl Tenant {
     pub fn charge_within(self: &Arc<Self>, resource: Resource, amount: u64, limit: u64) -> Result<Charge, OverQuota> {
         let (counter, own) = self.counter(resource);
         let limit = own.min(limit);
+        let refused = |tenant: &str, used, limit| {
+            let (tenant, what, remedy) = (tenant.to_owned(), resource.name(), resource.remedy());
+            OverQuota { tenant, what, asked: amount, used, limit, remedy }
+        };
+        let of_all = self.of_process.of(resource);
+        if let Some(of_all) = of_all {
+            let with_all = |used| refused(&format!("{}, with all others together,", self.name), used, of_all.most());
+            of_all.take(amount).map_err(with_all)?;
+        }
         let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
         match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(Charge { tenant: Arc::clone(self), resource, amount, _of: None }),
             Err(used) => {
-                let (tenant, what, remedy) = (self.name.clone(), resource.name(), resource.remedy());
-                Err(OverQuota { tenant, what, asked: amount, used, limit, remedy })
+                of_all.inspect(|of_all| of_all.give_back(amount));
+                Err(refused(&self.name, used, limit))
             }
         }
     }
@@ -248,6 +339,12 @@ impl Charge {
         Charge { tenant: Arc::clone(&self.tenant), resource: Resource::Ranks, amount: 0, _of: Some(Arc::clone(self)) }
     }
 
+    /// How much it is.
+    #[must_use]
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+
     /// Whose it is.
     #[must_use]
     pub fn tenant(&self) -> &Arc<Tenant> {
@@ -258,6 +355,7 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.tenant.counter(self.resource).0.fetch_sub(self.amount, Ordering::Relaxed);
+        self.tenant.of_process.of(self.resource).inspect(|of_all| of_all.give_back(self.amount));
     }
 }
 
@@ -298,7 +396,24 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &tenant.capped(1)) && Arc::ptr_eq(&second, &tenant.capped(2)));
         drop(first);
         drop(tenant.capped(2));
-        assert_eq!(tenant.capped.lock().expect("no panic").len(), 1, "what nobody keeps to is forgotten");
+        assert_eq!(tenant.caps.0.lock().expect("no panic").len(), 1, "what nobody keeps to is forgotten");
+    }
+
+    #[test]
+    fn tenants_of_the_same_rules_keep_to_one_cap() {
+        let caps = Arc::<Caps>::default();
+        let of = |name: &str| {
+            let (rules, labels) = ("physics".into(), BTreeMap::from([("job".into(), name.into())]));
+            let terms = Terms { name: name.into(), rules, labels, weight: 3, traffic_classes: vec![104] };
+            Tenant::on_terms(terms, Quota::least(), Arc::clone(&caps))
+        };
+        let (first, second) = (of("1"), of("2"));
+        assert!(Arc::ptr_eq(&first.capped(7), &second.capped(7)));
+        assert_eq!((first.job(), second.job(), first.share.weight), ("1", "2", 3));
+        assert_ne!(first.share.tenant, second.share.tenant);
+        assert!(first.allows_class(104) && !first.allows_class(0));
+        first.remove();
+        assert!(first.is_removed() && !second.is_removed());
     }
 
     #[test]
@@ -326,6 +441,37 @@ mod tests {
         drop(first);
         assert_eq!(tenant.used(Resource::MemoryBytes), 0);
         assert!(tenant.charge(Resource::MemoryBytes, 100).is_ok());
+    }
+
+    /// Tenants come while the service runs, so that no quota of one bounds what all hold.
+    #[test]
+    fn tenants_together_hold_no_more_than_the_process_has() {
+        let process: &'static ProcessHoldings = Box::leak(Box::new(ProcessHoldings::new(|| 100, || 10, || 11, || 12)));
+        let added = |name: &str| {
+            let mut tenant = Tenant::new(name.into(), Quota { mappings: 80, ..Quota::least() });
+            Arc::get_mut(&mut tenant).expect("nobody else has it").of_process = process;
+            tenant
+        };
+        let (first, second) = (added("a"), added("b"));
+        let held = first.charge(Resource::Mappings, 80).expect("within its quota");
+        assert!(first.charge(Resource::Mappings, 1).is_err(), "its own quota holds");
+        let refused = second.charge(Resource::Mappings, 21).expect_err("all have 100").to_string();
+        let text = "tenant b, with all others together, is over its quota: 21 more mappings";
+        assert!(refused.starts_with(text) && refused.contains("80 of 100 in use"), "{refused}");
+        let rest = second.charge(Resource::Mappings, 20).expect("what the first has been refused is nobody's");
+        drop(held);
+        let more = second.charge(Resource::Mappings, 60).expect("the first has given all back");
+        drop((rest, more));
+        assert_eq!(first.charge(Resource::Mappings, 80).map(|charge| charge.amount()).ok(), Some(80));
+        let descriptors =
+            [(Resource::Descriptors, 10), (Resource::SentDescriptors, 11), (Resource::KeptDescriptors, 12)];
+        for (resource, most) in descriptors {
+            let held = first.charge(resource, most).expect("as many as there are");
+            assert!(second.charge(resource, 1).is_err(), "{resource:?}");
+            drop(held);
+            assert!(second.charge(resource, 1).is_ok(), "{resource:?}");
+        }
+        assert!(second.charge(Resource::MemoryBytes, 100).is_ok(), "has no such limit");
     }
 
     /// An error names a key that the configuration has.

@@ -10,7 +10,7 @@ int main(void) {
     mccsComm_t comm;
     mccsStream_t stream;
     CHECK(mccsConnect(NULL, &client));
-    CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, mccsMemoryHost, getenv("MCCS_ROOT_ADDRESS")));
+    CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, mccsMemoryHost, root_address()));
     CHECK(mccsStreamCreate(client, &stream));
 
     size_t count = 1000003;

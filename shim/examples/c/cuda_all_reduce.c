@@ -43,7 +43,7 @@ int main(void) {
     mccsComm_t comm;
     CHECK(mccsConnect(NULL, &client));
     /* Ranks at several services know where rank 0 is. */
-    CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, mccsMemoryCuda, getenv("MCCS_ROOT_ADDRESS")));
+    CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, mccsMemoryCuda, root_address()));
     int next = (rank + 1) % nranks, last = (rank + nranks - 1) % nranks;
     struct arguments arguments = {data, count, rank};
     CUDA(cuLaunchKernel(fill, (count + 255) / 256, 1, 1, 256, 1, 1, 0, stream, (void *[]){&arguments}, NULL));

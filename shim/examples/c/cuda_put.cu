@@ -19,7 +19,7 @@ extern "C" __global__ void exchange(const Exchange args) {
     // All threads' elements come before the put.
     __syncthreads();
     if (threadIdx.x == 0) {
-        args.channel.put_with_signal(bytes, 0, bytes);
+        args.channel.put_with_signal(0, bytes, bytes);
         args.channel.wait();   // the peer's elements are here
         args.channel.flush();  // this rank's may be written again
     }

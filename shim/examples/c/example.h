@@ -35,3 +35,9 @@ static void find_place(int *rank, int *nranks, mccsUniqueId *id) {
         id->internal[i] = (unsigned char)byte;
     }
 }
+
+/* Where rank 0 is, or null: mccs-launch sets the variable to nothing where all ranks are at one service. */
+static inline const char *root_address(void) {
+    const char *root = getenv("MCCS_ROOT_ADDRESS");
+    return root != NULL && root[0] != '\0' ? root : NULL;
+}

@@ -6,7 +6,7 @@ int main(void) {
     int rank, nranks;
     mccsUniqueId id;
     find_place(&rank, &nranks, &id);
-    const char *root = getenv("MCCS_ROOT_ADDRESS");
+    const char *root = root_address();
     mccsClient_t client;
     mccsComm_t comm;
     mccsBootstrap_t bootstrap;
@@ -31,7 +31,7 @@ int main(void) {
     size_t wrong = 0;
     for (int round = 0; round < 10; round++) {
         for (size_t i = 0; i < count; i++) data[i] = (int)i * (round + 3) + rank;
-        CHECK(mccsPortChannelPutWithSignal(to_next, bytes, 0, bytes));
+        CHECK(mccsPortChannelPutWithSignal(to_next, 0, bytes, bytes));
         CHECK(mccsPortChannelWait(from_before));
         for (size_t i = 0; i < count; i++) wrong += data[count + i] != (int)i * (round + 3) + before;
         CHECK(mccsPortChannelFlush(to_next));

@@ -111,19 +111,19 @@ struct PortChannel {
     unsigned slots_log2_;
 
     // Begins to copy `bytes` bytes from this rank's memory into the peer's. The source stays as it is until a flush has returned.
-    MCCS_DEVICE bool put(u64 destination_offset, u64 source_offset, u64 bytes) const {
-        return put_and(detail::PUT, destination_offset, source_offset, bytes) != NOWHERE;
+    MCCS_DEVICE bool put(u64 from_offset, u64 into_offset, u64 bytes) const {
+        return put_and(detail::PUT, from_offset, into_offset, bytes) != NOWHERE;
     }
 
     // Tells the peer that all puts before are there: one of its waits ends.
     MCCS_DEVICE bool signal() const { return push(detail::SIGNAL, 0, 0, 0) != NOWHERE; }
 
-    MCCS_DEVICE bool put_with_signal(u64 destination_offset, u64 source_offset, u64 bytes) const {
-        return put_and(detail::PUT | detail::SIGNAL, destination_offset, source_offset, bytes) != NOWHERE;
+    MCCS_DEVICE bool put_with_signal(u64 from_offset, u64 into_offset, u64 bytes) const {
+        return put_and(detail::PUT | detail::SIGNAL, from_offset, into_offset, bytes) != NOWHERE;
     }
 
-    MCCS_DEVICE bool put_with_signal_and_flush(u64 destination_offset, u64 source_offset, u64 bytes) const {
-        return wait_for_flush(put_and(detail::PUT | detail::SIGNAL | detail::FLUSH, destination_offset, source_offset, bytes));
+    MCCS_DEVICE bool put_with_signal_and_flush(u64 from_offset, u64 into_offset, u64 bytes) const {
+        return wait_for_flush(put_and(detail::PUT | detail::SIGNAL | detail::FLUSH, from_offset, into_offset, bytes));
     }
 
     // Returns when all that this thread called before on channels of this peer and tag has ended.
@@ -169,18 +169,18 @@ private:
     static constexpr unsigned LOOKS_BETWEEN_WORDS = 1u << 14;
 
     // Hands over a put, in as many triggers as it takes; `kinds` is for the last.
-    MCCS_DEVICE u64 put_and(unsigned kinds, u64 destination_offset, u64 source_offset, u64 bytes) const {
+    MCCS_DEVICE u64 put_and(unsigned kinds, u64 from_offset, u64 into_offset, u64 bytes) const {
         while (bytes > detail::PUT_AT_ONCE) {
-            if (push(detail::PUT, destination_offset, source_offset, detail::PUT_AT_ONCE) == NOWHERE) return NOWHERE;
-            destination_offset += detail::PUT_AT_ONCE;
-            source_offset += detail::PUT_AT_ONCE;
+            if (push(detail::PUT, from_offset, into_offset, detail::PUT_AT_ONCE) == NOWHERE) return NOWHERE;
+            from_offset += detail::PUT_AT_ONCE;
+            into_offset += detail::PUT_AT_ONCE;
             bytes -= detail::PUT_AT_ONCE;
         }
-        return push(kinds, destination_offset, source_offset, bytes);
+        return push(kinds, from_offset, into_offset, bytes);
     }
 
     // Writes a trigger, and returns its position. Waits while the FIFO is full.
-    MCCS_DEVICE u64 push(unsigned kinds, u64 destination_offset, u64 source_offset, u64 bytes) const {
+    MCCS_DEVICE u64 push(unsigned kinds, u64 from_offset, u64 into_offset, u64 bytes) const {
         constexpr u64 OFFSET_MAX = (1ull << 39) - 1;
         const u64 position = detail::add_own(head_, 1);
         const u64 slots = 1ull << slots_log2_;
@@ -195,8 +195,8 @@ private:
         }
         const u64 parity = (position >> slots_log2_) % 2 == 0 ? detail::PARITY : 0;
         // What is past the largest offset is past the end of every memory, and stays so.
-        const u64 from = source_offset < OFFSET_MAX ? source_offset : OFFSET_MAX;
-        const u64 to = destination_offset < OFFSET_MAX ? destination_offset : OFFSET_MAX;
+        const u64 from = from_offset < OFFSET_MAX ? from_offset : OFFSET_MAX;
+        const u64 to = into_offset < OFFSET_MAX ? into_offset : OFFSET_MAX;
         const u64 first = parity | from << 24 | (bytes & 0xffffff);
         const u64 second = parity | to << 24 | (bytes >> 24 & 0x7f) << 17 | u64(number_) << 3 | kinds;
         // What was stored before is there for whoever sees the trigger.

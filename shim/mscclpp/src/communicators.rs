@@ -42,7 +42,7 @@ impl Comm {
     fn join(name: &CUniqueId, rank: u32, nranks: u32, until: Instant) -> Result<Self, Error> {
         let (id, root) = name.name()?;
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let place = client()?.communicator(id, rank, nranks).root_address(root).timeout(left);
+        let place = client()?.communicator(id, rank, nranks).root_address_or_empty(root).timeout(left);
         Ok(Comm {
             comm: place.join()?,
             bootstrap: Mutex::new(place.join_bootstrap()?),
@@ -72,7 +72,8 @@ impl Comm {
 unsafe fn init(
     function: &str,
     comm: *mut *mut Comm,
-    (rank, nranks): (c_int, c_int),
+    rank: c_int,
+    nranks: c_int,
     id: impl FnOnce(Seeker) -> Result<CUniqueId, Error>,
 ) -> Status {
     guard(function, || {
@@ -104,7 +105,7 @@ pub unsafe extern "C" fn mscclppCommInitRankFromId(
     rank: c_int,
 ) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { init("mscclppCommInitRankFromId", comm, (rank, nranks), |_| Ok(id)) }
+    unsafe { init("mscclppCommInitRankFromId", comm, rank, nranks, |_| Ok(id)) }
 }
 
 /// See `mscclpp.h`.
@@ -126,7 +127,7 @@ pub unsafe extern "C" fn mscclppCommInitRank(
         find_id(&unsafe { CStr::from_ptr(address) }.to_string_lossy(), seeker)
     };
     // SAFETY: the caller's contract.
-    unsafe { init("mscclppCommInitRank", comm, (rank, nranks), found) }
+    unsafe { init("mscclppCommInitRank", comm, rank, nranks, found) }
 }
 
 /// See `mscclpp.h`.

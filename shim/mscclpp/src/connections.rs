@@ -31,6 +31,13 @@ pub struct DevConn {
 // SAFETY: plain data; nothing here follows its pointers, which are for the program.
 unsafe impl Send for DevConn {}
 
+/// A peer, and the tag of its first connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ConnectedPeer {
+    pub(crate) peer: u32,
+    pub(crate) tag: u32,
+}
+
 /// A connection as its program has declared it.
 struct Declared {
     conn: DevConn,
@@ -61,13 +68,13 @@ impl Connections {
         self.connected.as_deref_mut().ok_or_else(|| invalid_usage("mscclppConnectionSetup comes first"))
     }
 
-    /// A tag of each connected peer: that of its first connection.
-    pub(crate) fn peers(&mut self) -> Result<Vec<(u32, u32)>, Error> {
+    /// Each connected peer.
+    pub(crate) fn peers(&mut self) -> Result<Vec<ConnectedPeer>, Error> {
         self.connected()?;
-        let mut peers: Vec<(u32, u32)> = Vec::new();
+        let mut peers: Vec<ConnectedPeer> = Vec::new();
         for Declared { conn, peer, .. } in &self.declared {
-            if !peers.iter().any(|(known, _)| known == peer) {
-                peers.push((*peer, conn.tag.cast_unsigned()));
+            if !peers.iter().any(|known| known.peer == *peer) {
+                peers.push(ConnectedPeer { peer: *peer, tag: conn.tag.cast_unsigned() });
             }
         }
         Ok(peers)
@@ -175,7 +182,7 @@ pub extern "C" fn mscclppConnectionSetup(comm: *mut Comm) -> Status {
             Some((rank, why)) => {
                 connections.close();
                 let message = format!("rank {rank} could not connect: {}", String::from_utf8_lossy(why));
-                Err(Error::Refused { class: ErrorClass::Remote, message })
+                Err(Error::refused(ErrorClass::Remote, message))
             }
         }
     })
@@ -256,7 +263,7 @@ unsafe fn call(function: &str, conn: *const DevConn, method: impl FnOnce(&PortCh
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mscclppDevConnPut(conn: *const DevConn, into: u64, from: u64, bytes: u64) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { call("put", conn, |channel| channel.put(into, from, bytes)) }
+    unsafe { call("put", conn, |channel| channel.put(from, into, bytes)) }
 }
 
 /// See `mscclpp.h`.
@@ -276,7 +283,7 @@ pub unsafe extern "C" fn mscclppDevConnSignal(conn: *const DevConn) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mscclppDevConnPutWithSignal(conn: *const DevConn, into: u64, from: u64, bytes: u64) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { call("putWithSignal", conn, |channel| channel.put_with_signal(into, from, bytes)) }
+    unsafe { call("putWithSignal", conn, |channel| channel.put_with_signal(from, into, bytes)) }
 }
 
 /// See `mscclpp.h`.
@@ -291,7 +298,7 @@ pub unsafe extern "C" fn mscclppDevConnPutWithSignalAndFlush(
     bytes: u64,
 ) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { call("putWithSignalAndFlush", conn, |channel| channel.put_with_signal_and_flush(into, from, bytes)) }
+    unsafe { call("putWithSignalAndFlush", conn, |channel| channel.put_with_signal_and_flush(from, into, bytes)) }
 }
 
 /// See `mscclpp.h`.

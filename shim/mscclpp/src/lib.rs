@@ -56,7 +56,7 @@ fn invalid_argument(message: impl Into<String>) -> Error {
 }
 
 fn invalid_usage(message: impl Into<String>) -> Error {
-    Error::Refused { class: ErrorClass::InvalidUsage, message: message.into() }
+    Error::refused(ErrorClass::InvalidUsage, message)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 
+use super::connections::ConnectedPeer;
 use mccs::{Error, PortChannel, RegisteredMemory, RemoteMemory};
 
 use super::communicators::Comm;
@@ -26,7 +27,7 @@ struct Buffer {
 #[derive(Default)]
 pub(crate) struct RegisteredBuffers {
     /// What writes have used: by the peer, the buffer, and the address of the source's region.
-    channels: HashMap<(u32, u64, usize), PortChannel>,
+    channels: HashMap<ChannelKey, PortChannel>,
     buffers: Vec<Buffer>,
     /// Regions that writes are from, by address.
     sources: HashMap<usize, RegisteredMemory>,
@@ -37,6 +38,15 @@ struct Write {
     source: *mut c_void,
     bytes: u64,
     destination_offset: u64,
+}
+
+/// A channel to a peer that puts from memory that starts there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct ChannelKey {
+    peer: u32,
+    /// The registered buffer that it puts into.
+    buffer: u64,
+    source: usize,
 }
 
 impl RegisteredBuffers {
@@ -56,8 +66,8 @@ impl RegisteredBuffers {
             Entry::Vacant(new) => new.insert(channels.register(region.at(0), region.len_bytes() as u64)?),
         };
         let mut writing = Vec::with_capacity(peers.len());
-        for (peer, tag) in peers {
-            let key = (peer, buffer, start);
+        for ConnectedPeer { peer, tag } in peers {
+            let key = ChannelKey { peer, buffer, source: start };
             if let Entry::Vacant(new) = self.channels.entry(key) {
                 let into = of_ranks.get(peer as usize).ok_or_else(|| invalid_argument("a peer without a buffer"))?;
                 new.insert(channels.channel(peer, tag, from, into)?);
@@ -65,7 +75,7 @@ impl RegisteredBuffers {
             writing.push(key);
         }
         let each = || writing.iter().filter_map(|key| self.channels.get(key));
-        each().try_for_each(|channel| channel.put(destination_offset, (source as usize - start) as u64, bytes))?;
+        each().try_for_each(|channel| channel.put((source as usize - start) as u64, destination_offset, bytes))?;
         each().try_for_each(PortChannel::flush)
     }
 }

@@ -40,7 +40,7 @@ fn address_of(text: &str) -> Result<SocketAddr, Error> {
 }
 
 fn late(message: String) -> Error {
-    Error::Refused { class: ErrorClass::Timeout, message }
+    Error::refused(ErrorClass::Timeout, message)
 }
 
 /// The id of a communicator whose root is at an address: made by rank 0, and asked for by the others.
@@ -58,9 +58,10 @@ pub(crate) fn find_id(address: &str, seeker: Seeker) -> Result<CUniqueId, Error>
 
 /// Gives all other ranks the id.
 fn serve(address: SocketAddr, seeker: Seeker, id: &CUniqueId) -> Result<(), Error> {
-    let system = |error: &dyn std::fmt::Display| Error::System(format!("rank 0 cannot listen at {address}: {error}"));
-    let listener = TcpListener::bind(address).map_err(|error| system(&error))?;
-    listener.set_nonblocking(true).map_err(|error| system(&error))?;
+    let system =
+        |error: std::io::Error| Error::refused_by_system(format_args!("rank 0 cannot listen at {address}"), error);
+    let listener = TcpListener::bind(address).map_err(system)?;
+    listener.set_nonblocking(true).map_err(system)?;
     let mut missing: BTreeSet<u32> = (1..seeker.nranks).collect();
     let mut refused = String::new();
     while !missing.is_empty() {
@@ -73,7 +74,7 @@ fn serve(address: SocketAddr, seeker: Seeker, id: &CUniqueId) -> Result<(), Erro
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         match poll(&mut waits, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(error) => return Err(system(&error)),
+            Err(error) => return Err(system(error.into())),
         }
         // One that has gone again, or a stranger, costs nobody else anything.
         let Ok((mut stream, from)) = listener.accept() else { continue };

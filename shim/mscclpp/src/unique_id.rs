@@ -25,7 +25,7 @@ impl CUniqueId {
         let root = client.root_address().unwrap_or_default().as_bytes();
         bytes[..NAME_AT].copy_from_slice(&MARK);
         bytes[NAME_AT..ROOT_AT].copy_from_slice(&mccs::unique_id()?.0);
-        let too_long = || Error::System("the service's name is too long for a unique id".into());
+        let too_long = || Error::system("the service's name is too long for a unique id");
         bytes[ROOT_AT..].get_mut(..root.len()).ok_or_else(too_long)?.copy_from_slice(root);
         Ok(CUniqueId(bytes))
     }

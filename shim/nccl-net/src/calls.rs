@@ -89,8 +89,7 @@ pub(crate) unsafe fn put<T>(target: *mut T, value: T, what: &str) -> Result<(), 
 }
 
 fn open(object: Object) -> Result<*mut c_void, Error> {
-    let full =
-        || Error::Refused { class: ErrorClass::InvalidUsage, message: "the process has too many connections".into() };
+    let full = || Error::refused(ErrorClass::InvalidUsage, "the process has too many connections");
     Ok(pointer_of(OBJECTS.insert(object).ok_or_else(full)?.handle()))
 }
 
@@ -145,7 +144,8 @@ pub(crate) fn check_device(device: c_int) -> Result<(), Error> {
 pub(crate) fn init(logger: Option<Logger>) -> Result<(), Error> {
     logger::set(logger);
     let client = client().map_err(|error| {
-        Error::Connect(format!("no mccs-service, so that NCCL uses its own network if all ranks do: {error}"))
+        let message = format!("no mccs-service, so that NCCL uses its own network if all ranks do: {error}");
+        Error::connect(message, None)
     })?;
     logger::info(&format!("session {} of tenant {}", client.session(), client.tenant()));
     tell_overruled();

@@ -50,7 +50,7 @@ impl Link {
     pub(crate) fn join(meeting: &Meeting, go_on: impl FnMut() -> bool) -> Result<Self, Error> {
         let Meeting { client, handle, is_receiver, name, traffic_class } = meeting;
         let rank = if *is_receiver { RECEIVER } else { SENDER };
-        let builder = client.communicator(handle.id, rank, 2).root_address(&*handle.root_address).name(name);
+        let builder = client.communicator(handle.id, rank, 2).root_address_or_empty(&handle.root_address).name(name);
         let builder = traffic_class.iter().fold(builder, |builder, class| builder.traffic_class(*class));
         let comm = builder.join_while(go_on)?;
         let ring = client.allocate(RING_BYTES + GREETING_BYTES)?;
@@ -137,7 +137,7 @@ fn greet(comm: &Communicator, ring: &Region, own: &RemoteMemory) -> Result<Remot
         return Ok(theirs);
     }
     let message = format!("the peer's plugin is of another version: its ring has {} bytes", theirs.len_bytes());
-    Err(Error::Refused { class: ErrorClass::InvalidUsage, message })
+    Err(Error::refused(ErrorClass::InvalidUsage, message))
 }
 
 /// The sender puts into the receiver's ring. The receiver says what it has copied, by signals alone.

@@ -25,13 +25,13 @@ impl Copies for Incoming {
             let end = receive.moved.checked_add(header.payload_bytes.into());
             let Some(place) = self.place(header).filter(|_| end.is_some_and(|end| end <= header.message_bytes)) else {
                 let message = format!("the peer has sent a piece that is none: {header:?}");
-                return Err(Error::Refused { class: ErrorClass::Remote, message });
+                return Err(Error::refused(ErrorClass::Remote, message));
             };
             if header.message_bytes > receive.bytes {
                 let (theirs, ours) = (header.message_bytes, receive.bytes);
                 let message =
                     format!("the peer sends {theirs} bytes with tag {}, the receive has room for {ours}", header.tag);
-                return Err(Error::Refused { class: ErrorClass::InvalidUsage, message });
+                return Err(Error::refused(ErrorClass::InvalidUsage, message));
             }
             let to = receive.data.wrapping_add(receive.moved as usize);
             // SAFETY: the piece has come, and the room for the message has its bytes.

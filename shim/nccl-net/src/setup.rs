@@ -35,7 +35,7 @@ impl Setup {
             }
         };
         let started = std::thread::Builder::new().name("mccs-net-join".into()).spawn(join);
-        started.map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
+        started.map_err(|error| Error::refused_by_system("cannot start a thread", error))?;
         Ok(setup)
     }
 

@@ -2,18 +2,14 @@
 
 use std::ffi::{c_int, c_void};
 
-use mccs::{CollectiveKind, Error};
+use mccs::CollectiveKind;
 
 use super::collective_config::CollectiveConfig;
 use super::communicators::{Comm, cuda_error};
 use super::debug::{COLL, info};
 use super::operators::{data_type, operator};
 use super::profiler::{self, Collective, user_tag};
-use super::{SUCCESS, Status, guard_in_group};
-
-pub(crate) fn rank(value: c_int) -> Result<u32, Error> {
-    u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("rank {value} is negative")))
-}
+use super::{SUCCESS, Status, guard_in_group, rank};
 
 /// Defines a collective's two functions, without and with a configuration of its own: the arguments that only it has, and the call.
 macro_rules! collective {

@@ -20,7 +20,7 @@ use super::profiler::Profile;
 use super::queries::Expected;
 use super::seat::Seat;
 use super::split::{Exchange, Share, derived_id};
-use super::windows::forget_windows;
+use super::windows::take_windows;
 use super::{Status, debug, guard, guard_in_group, put};
 
 /// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
@@ -233,6 +233,11 @@ impl Member {
     pub(crate) fn comm(&self) -> Result<Arc<CudaCommunicator>, Error> {
         self.check_not_finalized()?;
         self.seat.comm()
+    }
+
+    /// Whether ranks reach each other's windows.
+    pub(crate) fn reaches_peers(&self) -> bool {
+        self.seat.any().is_some_and(|comm| comm.has_windows())
     }
 
     pub(crate) fn check_not_finalized(&self) -> Result<(), Error> {
@@ -504,7 +509,7 @@ pub extern "C" fn ncclCommDestroy(comm: *mut Comm) -> Status {
             return Ok(());
         }
         let known = Comm::close(comm)?;
-        forget_windows(comm);
+        let _windows = take_windows(comm);
         match known.made.get() {
             Some(Ok(member)) => member.finalize().inspect(|()| lifecycle::has_ended(comm as u64, member, "Destroy")),
             _ => known.abandon(),
@@ -520,7 +525,7 @@ pub extern "C" fn ncclCommAbort(comm: *mut Comm) -> Status {
             return Ok(());
         }
         let known = Comm::close(comm)?;
-        forget_windows(comm);
+        let _windows = take_windows(comm);
         let abandoned = known.abandon();
         if let Some(Ok(member)) = known.made.get() {
             lifecycle::has_ended(comm as u64, member, "Abort");

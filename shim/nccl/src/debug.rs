@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Once};
 
 use mccs::LogLevel;
+use mccs_cuda::{CudaVersion, cuda_version};
 
 use super::communicators::locked;
 
@@ -235,7 +236,7 @@ pub(crate) fn version(rank: i32) {
     }
     ONCE.call_once(|| {
         let number = super::VERSION;
-        let (cuda, minor) = mccs_cuda::cuda_version().unwrap_or_default();
+        let CudaVersion { major: cuda, minor } = cuda_version().unwrap_or_default();
         let name =
             format!("NCCL version {}.{}.{}+cuda{cuda}.{minor}", number / 10_000, number / 100 % 100, number % 100);
         if is_on(Level::Info, ALL) {

@@ -1,6 +1,6 @@
-//! NCCL's device API (`ncclDevComm`, teams, GIN, LSA): refused. `ncclCommQueryProperties` says so
-//! beforehand (`deviceApiSupport`). Such kernels reach nobody's memory through this library, so
-//! each rank is alone in its team.
+//! NCCL's device API (`ncclDevComm`, GIN, barriers): refused. `ncclCommQueryProperties` says so
+//! beforehand (`deviceApiSupport`). Teams are those of windows: ranks whose memory the caller's
+//! kernels reach are one LSA team, and otherwise each is alone.
 
 use std::ffi::{c_int, c_void};
 
@@ -36,14 +36,19 @@ pub extern "C" fn ncclTeamWorld(comm: *const Comm) -> Team {
 
 /// See `nccl_device/core.h`: ranks whose memory the caller's kernels reach.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclTeamLsa(_comm: *const Comm) -> Team {
-    ALONE
+pub extern "C" fn ncclTeamLsa(comm: *const Comm) -> Team {
+    if reach_each_other(comm) { ncclTeamWorld(comm) } else { ALONE }
 }
 
 /// See `nccl_device/core.h`: one rank of each team that reach each other.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclTeamRail(comm: *const Comm) -> Team {
-    ncclTeamWorld(comm)
+    let (nranks, _) = place(comm);
+    if reach_each_other(comm) { Team { stride: nranks, ..ALONE } } else { ncclTeamWorld(comm) }
+}
+
+fn reach_each_other(comm: *const Comm) -> bool {
+    Comm::of(comm).is_ok_and(|comm| comm.reaches_peers())
 }
 
 /// See `nccl_device/core.h`: a rank of a team that this rank is in, among all.
@@ -53,10 +58,10 @@ pub extern "C" fn ncclTeamRankToWorld(comm: *const Comm, team: Team, rank: c_int
     own.wrapping_add(rank.wrapping_sub(team.rank).wrapping_mul(team.stride))
 }
 
-/// See `nccl_device/core.h`: a rank of a team that this rank is in, among those that it reaches, where it is the first.
+/// See `nccl_device/core.h`: a rank of a team that this rank is in, among those that it reaches.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclTeamRankToLsa(_comm: *const Comm, team: Team, rank: c_int) -> c_int {
-    rank.wrapping_sub(team.rank).wrapping_mul(team.stride)
+pub extern "C" fn ncclTeamRankToLsa(comm: *const Comm, team: Team, rank: c_int) -> c_int {
+    ncclTeamLsa(comm).rank.wrapping_add(rank.wrapping_sub(team.rank).wrapping_mul(team.stride))
 }
 
 /// See `nccl_device/host.h`: ranks that reach each other by endpoints of the network. Each rank is alone.

@@ -50,10 +50,38 @@ pub(crate) fn joining(begun: &CommUse, name: Name, rank: c_int, nranks: c_int) -
     Box::new(move |context| Member::join(settings, name, rank, nranks, context).map(Some))
 }
 
+/// A one-sided operation, to be enqueued.
+pub(crate) enum OneSidedCall {
+    /// Waits for no other rank.
+    Send(Box<dyn FnOnce() -> Result<(), Error>>),
+    /// Has its stream wait for others.
+    Wait(Box<dyn FnOnce() -> Result<(), Error>>),
+}
+
+impl OneSidedCall {
+    fn waits(&self) -> bool {
+        matches!(self, OneSidedCall::Wait(_))
+    }
+
+    fn enqueue(self) -> Result<(), Error> {
+        let (OneSidedCall::Send(call) | OneSidedCall::Wait(call)) = self;
+        call()
+    }
+}
+
+/// Enqueues a one-sided operation, or keeps it for the end of the calling thread's group.
+pub(crate) fn one_sided(call: OneSidedCall) -> Result<(), Error> {
+    if depth() == 0 {
+        return call.enqueue();
+    }
+    with_group(|group| group.one_sided.push(call))
+}
+
 #[derive(Default)]
 struct Group {
     depth: u32,
     pending: Vec<Pending>,
+    one_sided: Vec<OneSidedCall>,
     /// The first error of a call in it.
     error: Option<Error>,
 }
@@ -70,7 +98,7 @@ pub(crate) fn depth() -> u32 {
 
 /// The calling thread's group. A thread that ends has none any more.
 fn with_group<R>(act: impl FnOnce(&mut Group) -> R) -> Result<R, Error> {
-    let ended = |_| Error::System("the calling thread ends".into());
+    let ended = |_| Error::system("the calling thread ends");
     GROUP.try_with(|group| act(&mut group.borrow_mut())).map_err(ended)
 }
 
@@ -89,7 +117,7 @@ pub extern "C" fn ncclGroupStart() -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> Status {
     guard_status(|| {
-        let Group { depth, pending, error } = close()?;
+        let Group { depth, pending, one_sided, error } = close()?;
         if let Some(error) = error {
             mccs::bindings::group_drop()?;
             profiler::drop_group();
@@ -97,9 +125,12 @@ pub extern "C" fn ncclGroupEnd() -> Status {
             return Err(error);
         }
         let made = make(pending);
+        let (waits, sends): (Vec<_>, Vec<_>) = one_sided.into_iter().partition(OneSidedCall::waits);
+        let sent = if made.is_ok() { sends.into_iter().try_for_each(OneSidedCall::enqueue) } else { Ok(()) };
         let ended =
             if depth > 0 { mccs::bindings::group_end() } else { profiler::end_group(mccs::bindings::group_end) };
-        ended.and(made)
+        let made = sent.and(ended).and(made)?;
+        waits.into_iter().try_for_each(OneSidedCall::enqueue).map(|()| made)
     })
 }
 
@@ -155,8 +186,7 @@ unsafe fn tell_time(info: *mut c_void, estimate: Option<f64>) -> Result<(), Erro
 
 /// Closes a group. Returns what it has collected, if it is the outermost one; otherwise how many are still open.
 fn close() -> Result<Group, Error> {
-    let outside =
-        || Error::Refused { class: ErrorClass::InvalidUsage, message: "ncclGroupEnd without ncclGroupStart".into() };
+    let outside = || Error::refused(ErrorClass::InvalidUsage, "ncclGroupEnd without ncclGroupStart");
     let closed = with_group(|group| {
         group.depth = group.depth.checked_sub(1)?;
         Some(if group.depth == 0 { std::mem::take(group) } else { Group { depth: group.depth, ..Group::default() } })
@@ -209,7 +239,7 @@ fn make(pending: Vec<Pending>) -> Result<Status, Error> {
         threads.push((std::thread::spawn(run), awaited));
     }
     for (thread, awaited) in threads {
-        let all = thread.join().map_err(|_| Error::System("a thread of this library panicked".into()))?;
+        let all = thread.join().map_err(|_| Error::system("a thread of this library panicked"))?;
         let mut all = all.into_iter().zip(awaited).filter_map(|(made, is_awaited)| is_awaited.then_some(made));
         result = all.try_for_each(|made| made).and(result);
     }
@@ -239,7 +269,7 @@ impl Task {
     fn run(self) -> Result<(), Error> {
         let Task { context, make, begun } = self;
         let made = catch_unwind(AssertUnwindSafe(|| make(Some(context))));
-        let made = made.unwrap_or_else(|_| Err(Error::System("a bug in mccs: a thread panicked".into())));
+        let made = made.unwrap_or_else(|_| Err(Error::system("a bug in mccs: a thread panicked")));
         finish(begun.as_ref(), made)
     }
 }
@@ -248,7 +278,7 @@ impl Task {
 fn finish(begun: Option<&CommUse>, made: Result<Option<Member>, Error>) -> Result<(), Error> {
     let result = made.as_ref().map(|_| ()).map_err(Error::clone);
     if let Some(begun) = begun {
-        let made = made.and_then(|member| member.ok_or_else(|| Error::System("a bug in mccs: no place".into())));
+        let made = made.and_then(|member| member.ok_or_else(|| Error::system("a bug in mccs: no place")));
         lifecycle::is_made(label_of(begun), &made);
         begun.fill(made);
     }
@@ -328,7 +358,7 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             let gpu = gpu.ok_or_else(|| wrong(format!("device {device} of {}", all.len())))?;
             if taken.contains(&device) {
                 let message = format!("device {device} is in the list twice");
-                return Err(Error::Refused { class: ErrorClass::InvalidUsage, message });
+                return Err(Error::refused(ErrorClass::InvalidUsage, message));
             }
             taken.push(device);
             let context = Context::primary(gpu).map_err(cuda_error)?;

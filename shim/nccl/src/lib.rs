@@ -2,9 +2,9 @@
 //! `MCCS_SOCKET` names the socket of the host's service, where it is not the default one.
 //!
 //! What is there: communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every
-//! collective; sends and receives; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Every function of NCCL 2.32.3
+//! collective; sends and receives; one-sided calls inside a host; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Every function of NCCL 2.32.3
 //! is exported. One that is refused returns `ncclInvalidUsage`, and `ncclGetLastError` says what to do instead: calls for kernels of the
-//! caller's, and one-sided operations. `docs/NCCL.md` has the table.
+//! caller's. `docs/NCCL.md` has the table.
 //!
 //! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`.
 
@@ -113,9 +113,14 @@ fn guard_in_group(call: impl FnOnce() -> Result<Status, Error>) -> Status {
     guard_status(|| group::noted(call()))
 }
 
+/// A rank that a caller names.
+fn rank(value: c_int) -> Result<u32, Error> {
+    u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("rank {value} is negative")))
+}
+
 /// The error of a function that is refused, and what to do instead.
 fn refused(function: &str, instead: &str) -> Error {
-    Error::Refused { class: ErrorClass::InvalidUsage, message: format!("{function}: {instead}") }
+    Error::refused(ErrorClass::InvalidUsage, format!("{function}: {instead}"))
 }
 
 /// Writes an output argument.

@@ -2,11 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::collectives::rank;
 use super::communicators::Comm;
 use super::operators::data_type;
 use super::profiler::{self, PointToPoint};
-use super::{SUCCESS, Status, guard_in_group};
+use super::{SUCCESS, Status, guard_in_group, rank};
 
 /// Defines a function on one buffer and a peer.
 macro_rules! point {

@@ -51,7 +51,7 @@ struct Last {
 }
 
 fn with_last<R>(act: impl FnOnce(&mut Last) -> R) -> Result<R, Error> {
-    LAST.try_with(|last| act(&mut last.borrow_mut())).map_err(|_| Error::System("the calling thread ends".into()))
+    LAST.try_with(|last| act(&mut last.borrow_mut())).map_err(|_| Error::system("the calling thread ends"))
 }
 
 impl Parameter {

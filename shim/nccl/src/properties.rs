@@ -38,6 +38,7 @@ struct Properties {
 
 impl Properties {
     fn of(comm: &Made, size: usize, version: c_uint) -> Self {
+        let reaches_peers = comm.reaches_peers();
         let mut hasher = DefaultHasher::new();
         comm.name.id.0.hash(&mut hasher);
         let device = comm.context.gpu().ordinal();
@@ -52,9 +53,8 @@ impl Properties {
             device_api_support: false,
             multimem_support: false,
             gin_type: 0,
-            // Each rank is alone in its team (`device_comm.rs`).
-            lsa_teams: comm.nranks as c_int,
-            host_rma_support: false,
+            lsa_teams: if reaches_peers { 1 } else { comm.nranks as c_int },
+            host_rma_support: reaches_peers,
             railed_gin_type: 0,
             comm_hash: hasher.finish(),
             gin_min_stride: 0,

@@ -87,7 +87,7 @@ impl Comm {
         match self.made() {
             Some(Ok(member)) => Ok(Place { rank: member.rank as c_int, nranks: member.nranks as c_int }),
             Some(Err(error)) => Err(error.clone()),
-            None => Err(Error::System("a bug in mccs: a communicator was neither made nor refused".into())),
+            None => Err(Error::system("a bug in mccs: a communicator was neither made nor refused")),
         }
     }
 

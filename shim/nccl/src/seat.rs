@@ -30,10 +30,10 @@ impl Seat {
     pub(crate) fn comm(&self) -> Result<Arc<CudaCommunicator>, Error> {
         match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
             State::Taken(comm) => Ok(Arc::clone(comm)),
-            State::Leaving(_) | State::Free => Err(Error::Refused {
-                class: ErrorClass::InvalidUsage,
-                message: "the communicator is suspended; call ncclCommResume on all its ranks first".into(),
-            }),
+            State::Leaving(_) | State::Free => Err(Error::refused(
+                ErrorClass::InvalidUsage,
+                "the communicator is suspended; call ncclCommResume on all its ranks first",
+            )),
         }
     }
 

@@ -20,24 +20,30 @@ impl Member {
 
     /// What every rank says, by rank.
     pub(crate) fn gather(&self, own: &Share) -> Result<Vec<Share>, Error> {
+        Ok(self.gather_bytes(&own.to_bytes())?.iter().map(Share::from_bytes).collect())
+    }
+
+    /// The same, in bytes: at most as many as ranks tell each other at a time. All ranks say as many.
+    pub(crate) fn gather_bytes<const N: usize>(&self, own: &[u8; N]) -> Result<Vec<[u8; N]>, Error> {
+        const { assert!(N <= TOLD_BYTES_MAX) };
         let _entered = self.context.enter().map_err(cuda_error)?;
         let mut exchange = locked(&self.exchange);
         if exchange.is_none() {
             *exchange = Some(Exchange::new(self).map_err(cuda_error)?);
         }
         let Some(Exchange { stream, memory }) = exchange.as_ref() else { return Ok(Vec::new()) };
-        let mut all = vec![[0; SHARE_BYTES]; self.nranks as usize];
-        let (recv, bytes, own) = (memory.address(), size_of_val(&*all), own.to_bytes());
+        let mut all = vec![[0; N]; self.nranks as usize];
+        let (recv, bytes) = (memory.address(), size_of_val(&*all));
         let send = recv + bytes as u64;
         // SAFETY: the ranges lie in memory of the exchange's, which is used by nobody else and outlives the operation, and in arrays that live until
         // the stream has been waited for; copies read and write them nowhere else.
         unsafe {
-            stream.raw().copy(send, own.as_ptr() as u64, SHARE_BYTES).map_err(cuda_error)?;
-            self.comm()?.all_gather(send, recv, SHARE_BYTES as u64, mccs::DataType::U8, stream.raw().as_ptr())?;
+            stream.raw().copy(send, own.as_ptr() as u64, N).map_err(cuda_error)?;
+            self.comm()?.all_gather(send, recv, N as u64, mccs::DataType::U8, stream.raw().as_ptr())?;
             stream.raw().copy(all.as_mut_ptr() as u64, recv, bytes).map_err(cuda_error)?;
             stream.raw().synchronize().map_err(cuda_error)?;
         }
-        self.comm()?.async_error().map_or_else(|| Ok(all.iter().map(Share::from_bytes).collect()), Err)
+        self.comm()?.async_error().map_or(Ok(all), Err)
     }
 }
 
@@ -55,10 +61,13 @@ impl Exchange {
     }
 
     fn new(of: &Member) -> Result<Self, DriverError> {
-        let memory = DeviceMemory::new(&of.context, SHARE_BYTES * (of.nranks as usize + 1))?;
+        let memory = DeviceMemory::new(&of.context, TOLD_BYTES_MAX * (of.nranks as usize + 1))?;
         Ok(Exchange { stream: OwnedStream::new(&of.context)?, memory })
     }
 }
+
+/// What a rank tells the others at a time.
+const TOLD_BYTES_MAX: usize = 128;
 
 /// What a rank says when its communicator is split.
 pub(crate) struct Share {

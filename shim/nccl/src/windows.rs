@@ -1,18 +1,21 @@
-//! Windows (`ncclCommWindowRegister`): symmetric memory that programs register to reach it from
-//! other ranks.
+//! Windows (`ncclCommWindowRegister`): memory that programs register to reach it from other ranks.
 //!
-//! A window has an owner's address and a length, and collectives on its buffer work as on any other. Nobody reaches it from another rank yet:
-//! calls that ask for a peer's address are refused. Handles are numbers and never addresses, so that a stale one is an invalid argument.
+//! Ranks tell each other where their parts are when they register, and map those of the others: for copies of `ncclPutSignal`, and for kernels of the
+//! caller's (`ncclGetPeerDevicePointer`). Ranks that cannot reach each other have windows as well: collectives on the
+//! buffer work as on any other, and whoever asks for a peer's address hears why there is none. Handles are numbers and never
+//! addresses, so that a stale one is an invalid argument.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mccs::Error;
+use mccs::cuda::WindowPart;
 
-use super::communicators::Comm;
+use super::communicators::{Comm, Made};
 use super::device_comm::Team;
-use super::{SUCCESS, Status, guard, guard_in_group, put, refused};
+use super::group::begin_made;
+use super::{SUCCESS, Status, guard, guard_in_group, put, rank, refused};
 
 /// Every flag of `ncclCommWindowRegister` (`NCCL_WIN_*`).
 const KNOWN_FLAGS: c_int = 0x0f;
@@ -27,7 +30,11 @@ struct Window {
     comm: usize,
     buffer: usize,
     bytes: usize,
+    peers: Arc<Peers>,
 }
+
+/// What a rank reaches of a window; nothing until all ranks have told, and where ranks reach nobody.
+pub(crate) type Peers = OnceLock<mccs::cuda::Window>;
 
 /// All windows of the process, by handle.
 #[derive(Default)]
@@ -65,12 +72,18 @@ fn unknown(window: *const c_void) -> Error {
     Error::InvalidArgument(format!("{window:p} is no window of the communicator; was it deregistered?"))
 }
 
-/// Forgets the windows of a communicator that is no longer.
-pub(crate) fn forget_windows(comm: *const Comm) {
-    windows().registered.retain(|_, window| window.comm != comm as usize);
+/// The windows of a communicator that is no longer, to be dropped once it has ended: that unmaps what its streams may still write.
+#[must_use]
+pub(crate) fn take_windows(comm: *const Comm) -> Windowed {
+    let of_it = |_: &usize, window: &mut Window| window.comm == comm as usize;
+    Windowed(windows().registered.extract_if(.., of_it).map(|(_, window)| window).collect())
 }
 
-/// Registers a buffer, on every rank of the communicator; see `nccl.h`. The handle is there at once, in a group too.
+/// Windows that nobody finds any more. Dropped without the lock: unmapping may wait for the GPU.
+pub(crate) struct Windowed(#[allow(dead_code, reason = "kept until it is dropped")] Vec<Window>);
+
+/// Registers a buffer, on every rank of the communicator; see `nccl.h`. The handle is there at once, in a group too; in one the others are told at
+/// its end.
 ///
 /// # Safety
 /// Pointers as `nccl.h` says.
@@ -83,17 +96,42 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     flags: c_int,
 ) -> Status {
     guard_in_group(|| {
-        Comm::of(comm)?;
+        let member = Comm::of(comm)?;
         if buffer.is_null() || bytes == 0 || window.is_null() {
             return Err(Error::InvalidArgument(format!("a window of {bytes} bytes at {buffer:p} into {window:p}")));
         }
         if flags & !KNOWN_FLAGS != 0 {
             return Err(Error::InvalidArgument(format!("ncclCommWindowRegister does not know the flags {flags:#x}")));
         }
-        let handle = windows().add(Window { comm: comm as usize, buffer: buffer as usize, bytes });
+        let reaches_peers = member.comm()?.has_windows();
+        // Who has none meets the others all the same, who wait for it.
+        let part = reaches_peers.then(|| member.comm()?.window_part(buffer as u64, bytes as u64));
+        let peers = Arc::<Peers>::default();
+        let known = Window { comm: comm as usize, buffer: buffer as usize, bytes, peers: Arc::clone(&peers) };
+        let handle = windows().add(known);
         // SAFETY: the caller's contract.
-        unsafe { put(window, handle as *mut c_void, "win") }.map(|()| SUCCESS)
+        unsafe { put(window, handle as *mut c_void, "win") }?;
+        let Some(part) = part else { return Ok(SUCCESS) };
+        let own = member.clone();
+        let meet = move |_| {
+            let (told, fault) = part.map_or_else(|error| (WindowPart::NONE, Err(error)), |part| (part, Ok(())));
+            let met = own.meet(&told).and_then(|window| fault.map(|()| drop(peers.set(window))));
+            met.inspect_err(|_| drop(windows().registered.remove(&handle)))?;
+            Ok(None)
+        };
+        begin_made(true, None, Some(member), Box::new(meet)).inspect_err(|_| {
+            // SAFETY: the caller's contract; it was written above.
+            unsafe { window.write(std::ptr::null_mut()) }
+        })
     })
+}
+
+impl Made {
+    /// Tells the other ranks of a part of a window, and hears of theirs.
+    fn meet(&self, own: &WindowPart) -> Result<mccs::cuda::Window, Error> {
+        let parts: Vec<_> = self.gather_bytes(&own.to_bytes())?.iter().map(WindowPart::from_bytes).collect();
+        self.comm()?.open_window(&parts)
+    }
 }
 
 /// Ends a registration; see `nccl.h`. A null window is none.
@@ -106,9 +144,12 @@ pub unsafe extern "C" fn ncclCommWindowDeregister(comm: *mut Comm, window: *mut 
         if window.is_null() {
             return Ok(());
         }
-        let mut windows = windows();
-        windows.of(comm, window)?;
-        windows.registered.remove(&(window as usize));
+        let mut known = windows();
+        known.of(comm, window)?;
+        let ended = known.registered.remove(&(window as usize));
+        // Unmapping may wait for the GPU, and others for the lock.
+        drop(known);
+        drop(ended);
         Ok(())
     })
 }
@@ -126,8 +167,59 @@ pub unsafe extern "C" fn ncclWinGetUserPtr(comm: *mut Comm, window: *mut c_void,
     })
 }
 
-/// Refuses a peer's address in a window, once the window and the offset are right.
-fn unreachable_peer(function: &str, window: *const c_void, offset: usize) -> Status {
+/// Where an offset of a rank's part of a window is, in the caller's context.
+fn peer_address(window: *const c_void, offset: usize, peer: c_int) -> Result<u64, Error> {
+    let peers = Arc::clone(&windows().find(window)?.peers);
+    peers.get().ok_or_else(unmet)?.address(rank(peer)?, offset as u64, 0)
+}
+
+/// What a rank reaches of a communicator's window.
+pub(crate) fn peers_of(comm: *const Comm, window: *const c_void) -> Result<Arc<Peers>, Error> {
+    windows().of(comm, window).map(|window| Arc::clone(&window.peers))
+}
+
+/// Why a window has no peers.
+pub(crate) fn unmet() -> Error {
+    refused(
+        "windows",
+        "ranks reach nobody's memory: they are on several hosts, their GPUs do not reach each other, their streams wait for no words, the operator has \
+         the service carry collectives out or name memory by descriptors alone, or the group in which the window is registered has not ended; use \
+         ncclSend and ncclRecv, or a collective",
+    )
+}
+
+/// See `nccl_device/host.h`. All ranks that reach each other are one team.
+///
+/// # Safety
+/// Pointers as there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetLsaDevicePointer(
+    window: *const c_void,
+    offset: usize,
+    lsa_rank: c_int,
+    address: *mut *mut c_void,
+) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { put(address, peer_address(window, offset, lsa_rank)? as *mut c_void, "outPtr") })
+}
+
+/// See `nccl_device/host.h`.
+///
+/// # Safety
+/// Pointers as there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetPeerDevicePointer(
+    window: *const c_void,
+    offset: usize,
+    peer: c_int,
+    address: *mut *mut c_void,
+) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { put(address, peer_address(window, offset, peer)? as *mut c_void, "outPtr") })
+}
+
+/// Refuses what only multicast and the network's endpoints have, once the window and the offset are right.
+fn no_endpoint(function: &str, window: *const c_void, offset: usize) -> Status {
     guard(|| {
         let bytes = windows().find(window)?.bytes;
         if offset > bytes {
@@ -135,41 +227,19 @@ fn unreachable_peer(function: &str, window: *const c_void, offset: usize) -> Sta
         }
         Err(refused(
             function,
-            "no peer's memory is mapped into this process; use ncclSend and ncclRecv, or a collective",
+            "there is neither multicast nor an endpoint; use ncclGetPeerDevicePointer, or a collective",
         ))
     })
 }
 
-/// Refused: see [`unreachable_peer`].
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGetLsaDevicePointer(
-    window: *const c_void,
-    offset: usize,
-    _lsa_rank: c_int,
-    _address: *mut *mut c_void,
-) -> Status {
-    unreachable_peer("ncclGetLsaDevicePointer", window, offset)
-}
-
-/// Refused: see [`unreachable_peer`].
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGetPeerDevicePointer(
-    window: *const c_void,
-    offset: usize,
-    _peer: c_int,
-    _address: *mut *mut c_void,
-) -> Status {
-    unreachable_peer("ncclGetPeerDevicePointer", window, offset)
-}
-
-/// Refused: see [`unreachable_peer`].
+/// Refused: see [`no_endpoint`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLsaMultimemDevicePointer(
     window: *const c_void,
     offset: usize,
     _address: *mut *mut c_void,
 ) -> Status {
-    unreachable_peer("ncclGetLsaMultimemDevicePointer", window, offset)
+    no_endpoint("ncclGetLsaMultimemDevicePointer", window, offset)
 }
 
 /// `ncclMultimemHandle_t`: the address of a multicast object.
@@ -177,7 +247,7 @@ pub extern "C" fn ncclGetLsaMultimemDevicePointer(
 #[repr(C)]
 pub struct MultimemHandle(*mut c_void);
 
-/// Refused: see [`unreachable_peer`].
+/// Refused: see [`no_endpoint`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetMultimemDevicePointer(
     window: *const c_void,
@@ -185,10 +255,10 @@ pub extern "C" fn ncclGetMultimemDevicePointer(
     _multimem: MultimemHandle,
     _address: *mut *mut c_void,
 ) -> Status {
-    unreachable_peer("ncclGetMultimemDevicePointer", window, offset)
+    no_endpoint("ncclGetMultimemDevicePointer", window, offset)
 }
 
-/// Refused: see [`unreachable_peer`].
+/// Refused: see [`no_endpoint`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetMultimemDeviceLeInfo(
     window: *const c_void,
@@ -196,10 +266,10 @@ pub extern "C" fn ncclGetMultimemDeviceLeInfo(
     _endpoint: *mut u32,
     _endpoint_offset: *mut usize,
 ) -> Status {
-    unreachable_peer("ncclGetMultimemDeviceLeInfo", window, offset)
+    no_endpoint("ncclGetMultimemDeviceLeInfo", window, offset)
 }
 
-/// Refused: see [`unreachable_peer`].
+/// Refused: see [`no_endpoint`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetCftDeviceLeInfo(
     window: *const c_void,
@@ -209,10 +279,10 @@ pub extern "C" fn ncclGetCftDeviceLeInfo(
     _endpoint: *mut u32,
     _endpoint_offset: *mut usize,
 ) -> Status {
-    unreachable_peer("ncclGetCftDeviceLeInfo", window, offset)
+    no_endpoint("ncclGetCftDeviceLeInfo", window, offset)
 }
 
-/// Refused: see [`unreachable_peer`].
+/// Refused: see [`no_endpoint`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetPeerDeviceLeInfo(
     window: *const c_void,
@@ -221,5 +291,5 @@ pub extern "C" fn ncclGetPeerDeviceLeInfo(
     _endpoint: *mut u32,
     _endpoint_offset: *mut usize,
 ) -> Status {
-    unreachable_peer("ncclGetPeerDeviceLeInfo", window, offset)
+    no_endpoint("ncclGetPeerDeviceLeInfo", window, offset)
 }

@@ -1,7 +1,7 @@
 //! Arguments of a GPU collective, and their check, the same for all ways that it can go.
 
 use mccs_cuda::DeviceAddress;
-use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_ipc::types::{BufferRange, CollectiveKind, DataType, RedOp};
 use mccs_kernels::cuda::CollectiveCall;
 
 use crate::{Error, ReduceOperator};
@@ -46,7 +46,9 @@ pub(crate) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<CollectiveC
     };
     let send_bytes = bytes("send", kind.send_count(count, nranks, rank, root), send)?;
     let recv_bytes = bytes("receive", kind.recv_count(count, nranks, rank, root), recv)?;
-    if !kind.accepts_gpu_buffers(rank, root, (send, send_bytes), (recv, recv_bytes)) {
+    let send_range = BufferRange { start: send, bytes: send_bytes };
+    let recv_range = BufferRange { start: recv, bytes: recv_bytes };
+    if !kind.accepts_gpu_buffers(rank, root, send_range, recv_range) {
         return Err(Error::argument(format!("{kind}: send and receive buffers overlap, and not as in-place calls do")));
     }
     let (op, scalar_bits, is_scalar_address) = match op {

@@ -116,6 +116,7 @@ impl CudaCommunicator {
     /// From now on failures of other ranks surface as in NCCL. Calls succeed, and nothing comes of them, until [`CudaCommunicator::async_error`]
     /// has told of the failure, or two seconds after the first such call. A stream that is captured gets the error at once. Without this, calls
     /// fail from the failure on.
+    #[doc(hidden)]
     pub fn surface_failures_by_async_error(&self) {
         self.surfacing.by_asynchronous_error();
     }
@@ -139,6 +140,7 @@ impl CudaCommunicator {
     }
 
     /// Whether the service carries collectives out: ranks are on several hosts, or the operator wants it so.
+    #[doc(hidden)]
     #[must_use]
     pub fn is_service_executed(&self) -> bool {
         matches!(self.backend, Backend::ServiceExecuted(_))
@@ -146,6 +148,7 @@ impl CudaCommunicator {
 
     /// Payload in bytes from which GPUs of several hosts combine what they call, and the service only moves it; none where it carries
     /// everything out, or nothing.
+    #[doc(hidden)]
     #[must_use]
     pub fn rails_from(&self) -> Option<u64> {
         match &self.backend {
@@ -155,6 +158,7 @@ impl CudaCommunicator {
     }
 
     /// Payload in bytes up to which kernels of GPUs that do not reach each other meet in pinned memory of the host; none where they do not.
+    #[doc(hidden)]
     #[must_use]
     pub fn pinned_to(&self) -> Option<u64> {
         match &self.backend {
@@ -188,6 +192,7 @@ impl CudaCommunicator {
     }
 
     /// Whether this rank has CUDA graphs that were captured with the communicator's collectives and read its GPU memory.
+    #[doc(hidden)]
     #[must_use]
     pub fn has_graphs(&self) -> bool {
         on_backend!(self.backend, comm => comm.has_graphs())

@@ -28,14 +28,20 @@ mod resources;
 mod service_executed;
 mod surfacing;
 mod watch;
+mod window;
 
 pub(crate) use call::Call as CudaCall;
 pub(crate) use communicator::CollectedCall;
 pub use communicator::{CudaCommunicator, CudaStream, GpuMemory, TaggedCommunicator};
 pub(crate) use device_initiated::GpuRegions;
+#[doc(hidden)]
 pub use device_initiated::REGISTERED_MAX;
+pub use device_initiated::SignalWait;
+pub use mccs_ipc::device_initiated::{SIGNAL_CONTEXTS, SIGNALS_OF_A_CONTEXT, Signal};
+#[doc(hidden)]
 pub use profile::{Carrier, RanAt, StampReader};
 pub(crate) use watch::{Awaited, Gone, Watch};
+pub use window::{Window, WindowPart};
 
 use mccs_cuda::DriverError;
 

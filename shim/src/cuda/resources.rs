@@ -67,13 +67,24 @@ impl StageKernel {
     }
 }
 
-/// Another process' memory, opened in `context`.
+/// The service's memory, opened in `context`.
 pub(super) fn import(context: &Context, handle: IpcHandle) -> Result<Arc<ImportedMemory>, Error> {
+    import_of(
+        context,
+        handle,
+        "the service's memory; its `[cuda] handles = \"never\"` is for drivers that open none here",
+    )
+}
+
+/// Another rank's memory, opened in `context`.
+pub(super) fn import_of_peer(context: &Context, handle: IpcHandle) -> Result<Arc<ImportedMemory>, Error> {
+    import_of(context, handle, "memory of another rank's")
+}
+
+fn import_of(context: &Context, handle: IpcHandle, whose: &str) -> Result<Arc<ImportedMemory>, Error> {
     let refused = |error: DriverError| Error::Cuda {
         code: error.driver_code(),
-        message: format!(
-            "{error}: the service's memory; its `[cuda] handles = \"never\"` is for drivers that open none here"
-        ),
+        message: format!("{error}: {whose}"),
         source: Some(error),
     };
     shared(&IMPORTS, context, &handle, || ImportedMemory::open(context, &handle).map_err(refused))

@@ -58,7 +58,7 @@ impl Watch {
 
     /// Has something let through once the other end of the session's socket has closed.
     pub(crate) fn add(&self, socket: BorrowedFd<'_>, awaited: Weak<dyn Awaited>) -> Result<(), Error> {
-        let failed = |error: std::io::Error| Error::System(format!("cannot watch the service: {error}"));
+        let failed = |error: std::io::Error| Error::refused_by_system("cannot watch the service", error);
         let mut list = locked(&self.list);
         list.awaited.push(awaited);
         if list.has_thread {

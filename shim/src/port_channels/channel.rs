@@ -24,8 +24,8 @@ pub struct PortChannel {
     shared: Arc<Shared>,
     connection: Arc<Connection>,
     number: u32,
-    /// Of the memories, if it has any: the one to put from, and the one to put into.
-    lengths: Option<(u64, u64)>,
+    /// Of its memories, if it has any.
+    lengths: Option<Lengths>,
     /// Whether it has said so.
     awaits: AtomicBool,
 }
@@ -37,21 +37,27 @@ impl std::fmt::Debug for PortChannel {
     }
 }
 
+/// Bytes of the memory to put from, and of the one to put into.
+#[derive(Clone, Copy)]
+pub(super) struct Lengths {
+    pub(super) from: u64,
+    pub(super) into: u64,
+}
+
 /// A put as it is called.
 #[derive(Clone, Copy)]
 struct Put {
-    destination_offset: u64,
-    source_offset: u64,
+    from_offset: u64,
+    into_offset: u64,
     bytes: u64,
 }
 
+impl Put {
+    const NOTHING: Put = Put { from_offset: 0, into_offset: 0, bytes: 0 };
+}
+
 impl PortChannel {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        connection: Arc<Connection>,
-        number: u32,
-        lengths: Option<(u64, u64)>,
-    ) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, connection: Arc<Connection>, number: u32, lengths: Option<Lengths>) -> Self {
         PortChannel { shared, connection, number, lengths, awaits: AtomicBool::new(false) }
     }
 
@@ -75,13 +81,13 @@ impl PortChannel {
         kernels.channel(&self.shared.segment, self.connection.number, self.number)
     }
 
-    /// Begins to copy `bytes` bytes from this rank's memory into the peer's. The source stays as it is until a [flush](PortChannel::flush) has
+    /// Begins to copy `bytes` bytes from this rank's memory, at `from_offset`, into the peer's, at `into_offset`. The source stays as it is until a [flush](PortChannel::flush) has
     /// returned. The peer may look behind a later [signal](PortChannel::signal).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a range that leaves a memory, and nothing is put. [`Error::Failed`] where the communicator has failed.
-    pub fn put(&self, destination_offset: u64, source_offset: u64, bytes: u64) -> Result<(), Error> {
-        self.put_and(Put { destination_offset, source_offset, bytes }, Kinds::PUT).map(drop)
+    pub fn put(&self, from_offset: u64, into_offset: u64, bytes: u64) -> Result<(), Error> {
+        self.put_and(Put { from_offset, into_offset, bytes }, Kinds::PUT).map(drop)
     }
 
     /// Tells the peer that all puts before are there: one of its [waits](PortChannel::wait) under this tag ends.
@@ -89,29 +95,24 @@ impl PortChannel {
     /// # Errors
     /// [`Error::Failed`] where the communicator has failed.
     pub fn signal(&self) -> Result<(), Error> {
-        self.push(Kinds::SIGNAL, Put { destination_offset: 0, source_offset: 0, bytes: 0 }).map(drop)
+        self.push(Kinds::SIGNAL, Put::NOTHING).map(drop)
     }
 
     /// [Puts](PortChannel::put), then [signals](PortChannel::signal), in one call.
     ///
     /// # Errors
     /// As [`PortChannel::put`].
-    pub fn put_with_signal(&self, destination_offset: u64, source_offset: u64, bytes: u64) -> Result<(), Error> {
-        self.put_and(Put { destination_offset, source_offset, bytes }, Kinds::PUT.and(Kinds::SIGNAL)).map(drop)
+    pub fn put_with_signal(&self, from_offset: u64, into_offset: u64, bytes: u64) -> Result<(), Error> {
+        self.put_and(Put { from_offset, into_offset, bytes }, Kinds::PUT.and(Kinds::SIGNAL)).map(drop)
     }
 
     /// [Puts](PortChannel::put), [signals](PortChannel::signal) and [flushes](PortChannel::flush), in one call.
     ///
     /// # Errors
     /// As [`PortChannel::put`].
-    pub fn put_with_signal_and_flush(
-        &self,
-        destination_offset: u64,
-        source_offset: u64,
-        bytes: u64,
-    ) -> Result<(), Error> {
+    pub fn put_with_signal_and_flush(&self, from_offset: u64, into_offset: u64, bytes: u64) -> Result<(), Error> {
         let kinds = Kinds::PUT.and(Kinds::SIGNAL).and(Kinds::FLUSH);
-        let position = self.put_and(Put { destination_offset, source_offset, bytes }, kinds)?;
+        let position = self.put_and(Put { from_offset, into_offset, bytes }, kinds)?;
         self.wait_for_flush(position)
     }
 
@@ -120,7 +121,7 @@ impl PortChannel {
     /// # Errors
     /// [`Error::Failed`] where the communicator has failed, [`Error::ServiceGone`].
     pub fn flush(&self) -> Result<(), Error> {
-        let position = self.push(Kinds::FLUSH, Put { destination_offset: 0, source_offset: 0, bytes: 0 })?;
+        let position = self.push(Kinds::FLUSH, Put::NOTHING)?;
         self.wait_for_flush(position)
     }
 
@@ -130,14 +131,14 @@ impl PortChannel {
     /// [`Error::Failed`] where the communicator fails or the peer leaves before, also because nothing has come within the operator's
     /// `limits.operation_timeout`. It says for which signal of whom this rank has waited. [`Error::ServiceGone`].
     pub fn wait(&self) -> Result<(), Error> {
-        self.wait_until(None)
+        self.wait_until(None).map(drop)
     }
 
-    /// As [`PortChannel::wait`], for so long. What has not come is left to a later wait.
+    /// As [`PortChannel::wait`], for so long. Whether a signal has come; one that has not is left to a later wait.
     ///
     /// # Errors
-    /// As [`PortChannel::wait`]; [`Error::Refused`] of class [`ErrorClass::Timeout`].
-    pub fn wait_for(&self, timeout: Duration) -> Result<(), Error> {
+    /// As [`PortChannel::wait`].
+    pub fn wait_for(&self, timeout: Duration) -> Result<bool, Error> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
@@ -163,14 +164,14 @@ impl PortChannel {
         Ok(())
     }
 
-    fn wait_until(&self, deadline: Option<Instant>) -> Result<(), Error> {
+    /// Takes a signal, and returns whether one has come before the deadline.
+    fn wait_until(&self, deadline: Option<Instant>) -> Result<bool, Error> {
         let mut spin = self.shared.client.0.word_spin;
         let words = self.words()?;
         while !self.take_signal()? {
             let left = deadline.map_or(LIVENESS_EVERY, |at| at.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                let message = format!("{} has not come in time", self.awaited());
-                return Err(Error::Refused { class: ErrorClass::Timeout, message });
+                return Ok(false);
             }
             let next = self.connection.taken.load(Ordering::Acquire) + 1;
             if wait_for(words.arrived(), next, spin, left.min(LIVENESS_EVERY)) == Waited::TimedOut {
@@ -179,7 +180,7 @@ impl PortChannel {
                 spin = Duration::ZERO;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes a signal, if there is one. Of several threads each takes another.
@@ -212,24 +213,22 @@ impl PortChannel {
     /// Hands over a put, in as many triggers as it takes; `kinds` is for the last.
     fn put_and(&self, put: Put, kinds: Kinds) -> Result<u64, Error> {
         self.check(&put)?;
-        let Put { mut destination_offset, mut source_offset, bytes: mut left } = put;
+        let Put { mut from_offset, mut into_offset, bytes: mut left } = put;
         while left > PUT_AT_ONCE {
-            self.push(Kinds::PUT, Put { destination_offset, source_offset, bytes: PUT_AT_ONCE })?;
+            self.push(Kinds::PUT, Put { from_offset, into_offset, bytes: PUT_AT_ONCE })?;
             left -= PUT_AT_ONCE;
-            destination_offset += PUT_AT_ONCE;
-            source_offset += PUT_AT_ONCE;
+            from_offset += PUT_AT_ONCE;
+            into_offset += PUT_AT_ONCE;
         }
-        self.push(kinds, Put { destination_offset, source_offset, bytes: left })
+        self.push(kinds, Put { from_offset, into_offset, bytes: left })
     }
 
     fn check(&self, put: &Put) -> Result<(), Error> {
-        let Some((from_bytes, into_bytes)) = self.lengths else {
+        let Some(Lengths { from, into }) = self.lengths else {
             return Err(Error::argument("the channel has no memories to put: it is for signals alone"));
         };
-        let Put { destination_offset, source_offset, bytes } = *put;
-        for (what, offset, has) in
-            [("put from", source_offset, from_bytes), ("put into", destination_offset, into_bytes)]
-        {
+        let Put { from_offset, into_offset, bytes } = *put;
+        for (what, offset, has) in [("put from", from_offset, from), ("put into", into_offset, into)] {
             if offset.checked_add(bytes).is_none_or(|end| end > has) {
                 let message = format!("{bytes} bytes at offset {offset} leave the memory to {what}, which has {has}");
                 return Err(Error::argument(message));
@@ -242,7 +241,7 @@ impl PortChannel {
         if has_ended(self.words()?.flushed().load()) {
             return Err(self.failed("a call"));
         }
-        let Put { destination_offset, source_offset, bytes } = put;
+        let Put { from_offset: source_offset, into_offset: destination_offset, bytes } = put;
         self.shared.push(&Trigger { kinds, channel: self.number, bytes, source_offset, destination_offset })
     }
 

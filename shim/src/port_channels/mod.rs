@@ -21,7 +21,7 @@
 //! let peer = 1 - comm.rank();
 //! let theirs = mccs::RemoteMemory::from_bytes(&handles[peer as usize])?;
 //! let channel = channels.channel(peer, 7, &own, &theirs)?;
-//! channel.put_with_signal(512 << 10, 0, 4096)?; // The peer's second half gets the first bytes of this rank's.
+//! channel.put_with_signal(0, 512 << 10, 4096)?; // The peer's second half gets the first bytes of this rank's.
 //! channel.wait()?; // The peer's bytes are here.
 //! channel.flush()?; // This rank's may be written again.
 //! # Ok(())
@@ -39,11 +39,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use mccs_cuda::DeviceAddress;
 use mccs_ipc::command::BufferRef;
 use mccs_ipc::port_channels::{
-    ENDED, KernelWords, PortChannelAnswer, PortChannelRequest, PortChannelSegment, Trigger, TriggerProducer,
+    ENDED, KernelWords, PortChannelAnswer, PortChannelRequest, PortChannelSegment, PutMemories, Trigger,
+    TriggerProducer,
 };
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::Handle;
 
+use self::channel::Lengths;
 pub use self::channel::PortChannel;
 pub use self::kernels::DevicePortChannel;
 pub(crate) use self::kernels::GpuMembership;
@@ -80,7 +82,7 @@ struct Shared {
     gpu: Option<(Arc<dyn GpuMembership>, KernelSide)>,
     segment: PortChannelSegment,
     triggers: TriggerProducer,
-    connections: Mutex<HashMap<(u32, u32), Arc<Connection>>>,
+    connections: Mutex<HashMap<ConnectionName, Arc<Connection>>>,
 }
 
 /// What leads to a peer under a tag.
@@ -137,7 +139,7 @@ impl PortChannels {
         let Response::PortChannels { layout } = answer else { return Err(unexpected(&answer)) };
         let no_segment = || Error::ServiceGone("port channels came without their segment".into());
         let segment = PortChannelSegment::map(std::os::fd::AsFd::as_fd(fds.first().ok_or_else(no_segment)?), layout)
-            .map_err(|error| Error::System(format!("cannot map the segment of port channels: {error}")))?;
+            .map_err(|error| Error::below("cannot map the segment of port channels", &error, error.errno()))?;
         let triggers = segment.producer().ok_or_else(no_segment)?;
         let gpu = match gpu {
             Some(gpu) => Some((Arc::clone(&gpu), KernelSide::new(gpu.context(), &segment)?)),
@@ -240,8 +242,9 @@ impl PortChannels {
                 "the memory to put into is of rank {rank}, and the channel leads to {peer}"
             )));
         }
-        let lengths = Some((from.len_bytes(), into.len_bytes()));
-        self.open_channel(peer, tag, Some((from.handle, into.handle)), lengths)
+        let lengths = Lengths { from: from.len_bytes(), into: into.len_bytes() };
+        let memories = PutMemories { source: from.handle, destination: into.handle };
+        self.open_channel(peer, tag, Some(memories), Some(lengths))
     }
 
     /// A channel to a peer under a tag that has signals alone, and no memory to put.
@@ -256,8 +259,8 @@ impl PortChannels {
         &self,
         peer: u32,
         tag: u32,
-        memories: Option<(Handle, Handle)>,
-        lengths: Option<(u64, u64)>,
+        memories: Option<PutMemories>,
+        lengths: Option<Lengths>,
     ) -> Result<PortChannel, Error> {
         let connection = self.0.connection(peer, tag)?;
         match self.0.ask(PortChannelRequest::OpenChannel { connection: connection.number, memories })? {
@@ -267,6 +270,13 @@ impl PortChannels {
             other => Err(unexpected(&Response::PortChannel { answer: other })),
         }
     }
+}
+
+/// How both ends name a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct ConnectionName {
+    peer: u32,
+    tag: u32,
 }
 
 impl Shared {
@@ -286,19 +296,19 @@ impl Shared {
         }
     }
 
-    fn connections(&self) -> MutexGuard<'_, HashMap<(u32, u32), Arc<Connection>>> {
+    fn connections(&self) -> MutexGuard<'_, HashMap<ConnectionName, Arc<Connection>>> {
         locked(&self.connections)
     }
 
     fn connection(&self, peer: u32, tag: u32) -> Result<Arc<Connection>, Error> {
-        let mut connections = self.connections();
-        if let Some(known) = connections.get(&(peer, tag)) {
+        let (mut connections, name) = (self.connections(), ConnectionName { peer, tag });
+        if let Some(known) = connections.get(&name) {
             return Ok(Arc::clone(known));
         }
         match self.ask(PortChannelRequest::Connect { peer, tag })? {
             PortChannelAnswer::Connection(number) => {
                 let made = Arc::new(Connection { peer, tag, number, taken: AtomicU64::new(0) });
-                connections.insert((peer, tag), Arc::clone(&made));
+                connections.insert(name, Arc::clone(&made));
                 Ok(made)
             }
             other => Err(unexpected(&Response::PortChannel { answer: other })),

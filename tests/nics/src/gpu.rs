@@ -351,6 +351,17 @@ impl Pending {
     }
 }
 
+/// Which of a GPU's streams copies.
+#[derive(Clone, Copy)]
+pub(crate) struct Lane {
+    /// Whose memory it is.
+    pub(crate) gpu: Gpu,
+    /// Where bytes go.
+    pub(crate) way: Way,
+    /// Of the streams of this GPU and way, counted round.
+    pub(crate) number: u32,
+}
+
 /// Which way bytes go, seen from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
@@ -465,14 +476,15 @@ impl Copies {
     /// Both ranges are there until `pending` is done.
     pub(crate) unsafe fn launch(
         &mut self,
-        (gpu, way, lane): (Gpu, Way, u32),
+        lane: Lane,
         to: u64,
         from: u64,
         bytes: usize,
         is_within: bool,
         pending: &mut Pending,
     ) -> Result<(), CallFailed> {
-        let key = (gpu.0.ordinal, way, lane % LANES);
+        let Lane { gpu, way, number } = lane;
+        let key = (gpu.0.ordinal, way, number % LANES);
         let engine = match self.engines.entry(key) {
             std::collections::btree_map::Entry::Occupied(engine) => engine.into_mut(),
             std::collections::btree_map::Entry::Vacant(free) => free.insert(Engine::new(gpu)?),

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::abi::{ACCESS_LOCAL_WRITE, ACCESS_RELAXED_ORDERING, Sge};
 use crate::copiers;
 use crate::files::Ring;
-use crate::gpu::{CallFailed, Copies, Gpu, Pending, Way};
+use crate::gpu::{CallFailed, Copies, Gpu, Lane, Pending, Way};
 use crate::twins::Twin;
 
 /// A registered region.
@@ -96,7 +96,7 @@ impl<'a> Slot<'a> {
             Way::FromGpu => (slot, memory.address),
         };
         let turns = if way == Way::FromGpu || memory.is_relaxed { self.index as u32 } else { 0 };
-        let lane = (gpu, way, self.number.wrapping_add(turns));
+        let lane = Lane { gpu, way, number: self.number.wrapping_add(turns) };
         let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise; the slot is kept until `pending` is done.
         let launched = unsafe { copies.launch(lane, to, from, bytes, is_within, &mut self.pending) };

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use mccs_cuda::{Allocation, Context, Shared};
 use mccs_ipc::device_initiated::{CommPart, GpuUuid, SymmetricBufferPart};
 use mccs_ipc::large::SlotKind;
-use mccs_ipc::port_channels::PortChannelRequest;
+use mccs_ipc::port_channels::{PortChannelRequest, PutMemories};
 use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, JoinOptions, Request, Role};
 use mccs_ipc::shm::{Mapping, make_whole};
 use mccs_ipc::types::{Handle, UniqueId};
@@ -245,7 +245,8 @@ impl Session {
             }
             4 | 5 => PortChannelRequest::Connect { peer: decide(4) as u32, tag: decide(3) as u32 },
             6 | 7 => {
-                let memories = (decide(4) > 0).then(|| (memory(decide), memory(decide)));
+                let memories =
+                    (decide(4) > 0).then(|| PutMemories { source: memory(decide), destination: memory(decide) });
                 PortChannelRequest::OpenChannel { connection: decide(3) as u32, memories }
             }
             8 => PortChannelRequest::Free { memory: memory(decide) },

@@ -148,7 +148,7 @@ impl SimHost {
         while handles.len() < count {
             let number = self.next_engine + started.len() as u64;
             let mailbox = Mailbox::new(16);
-            handles.push(TransportHandle { number, sender: mailbox.sender() });
+            handles.push(TransportHandle { number, sender: mailbox.sender(), is_near: number == 0 });
             started.push((number, mailbox));
         }
         if self.proxy.send(ProxyMessage::Transport(TransportEvent::PoolChanged(handles.clone()))).is_err() {

@@ -9,7 +9,7 @@ use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{AlgorithmChoice, FlowPath};
 use mccs_engines::proxy::{ControllerOrder, OperatorMessage, OperatorReply, OperatorRequest, ReplyTo};
 use mccs_exchange::protocol::Name;
-use mccs_model::rate_limit::{LocalWindow, Pace};
+use mccs_model::rate_limit::{CappedFlow, LocalWindow, Pace};
 use mccs_registry::CommInfo;
 use mccs_runtime::Mailbox;
 use rand::Rng;
@@ -136,7 +136,7 @@ fn pace_of(comm: &CommInfo, now: Instant, rng: &mut StdRng) -> Pace {
     for host in comm.hosts.iter().filter_map(|host| Name::new(host)) {
         for channel in 0..3 {
             if rng.random_bool(0.15) {
-                pace.flows.push((channel, host.clone(), bps(rng)));
+                pace.flows.push(CappedFlow { channel, to: host.clone(), cap_bps: bps(rng) });
             }
         }
     }

@@ -228,7 +228,7 @@ fn threads_put(place: &Place) -> anyhow::Result<()> {
         read(&mut came, args.destination)?;
         ensure!(came == pattern(side.peer), "what came is not what was put");
         // The library finds what leaves a memory.
-        let refused = side.channel.put(1, 0, BYTES as u64).expect_err("it leaves the memory").to_string();
+        let refused = side.channel.put(0, 1, BYTES as u64).expect_err("it leaves the memory").to_string();
         ensure!(refused.contains("leave the memory to put into"), "{refused}");
         let region = rank.comm.client().allocate(4096)?;
         let refused = side.channels.register(region.at(0), 4096).expect_err("memory of the host").to_string();

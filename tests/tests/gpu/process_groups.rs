@@ -51,7 +51,10 @@ fn each_rank(place: &Place, body: impl Fn(u32, &Context, &Client) -> anyhow::Res
 }
 
 fn join(place: &Place, group: u8, rank: u32, client: &Client) -> anyhow::Result<CudaCommunicator> {
-    Ok(client.communicator(place.another_id(group), rank, place.nranks).root_address(&*place.root).join_cuda()?)
+    Ok(client
+        .communicator(place.another_id(group), rank, place.nranks)
+        .root_address_or_empty(&place.root)
+        .join_cuda()?)
 }
 
 fn all_reduce(number: u64, nranks: u32, count: u64) -> Call {

@@ -23,7 +23,7 @@ fn operators_see_puts_and_their_bytes() {
     service.ranks(0, 1, |rank| {
         let opened = open(&rank, 4096, 16);
         let channel = opened.channel(0, 1);
-        (0..5).for_each(|at| channel.put(2048 + at * 100, 0, 100).expect("put"));
+        (0..5).for_each(|at| channel.put(0, 2048 + at * 100, 100).expect("put"));
         channel.flush().expect("flushed");
         let seen = call(&service.control_socket(), &ControlRequest::Communicators).expect("an answer");
         let ControlAnswer::Communicators(seen) = seen else { panic!("{seen:?}") };
@@ -48,11 +48,7 @@ fn more_threads_than_slots_wait_for_room_and_each_signal_ends_one_wait() {
                 scope.spawn(|| (0..EACH).for_each(|_| channel.wait().expect("signalled")));
             }
         });
-        let timed_out = channel.wait_for(Duration::from_millis(20)).expect_err("all are taken");
-        assert_eq!(timed_out.class(), ErrorClass::Timeout);
-        let (me, next) = (rank.comm.rank(), THREADS * EACH + 1);
-        let named = format!("signal {next} of ({}, tag 3), for which rank {me} waits", 1 - me);
-        assert!(timed_out.to_string().contains(&named), "{timed_out}");
+        assert!(!channel.wait_for(Duration::from_millis(20)).expect("sound"), "all are taken");
         assert!(!channel.poll().expect("sound"));
         looked.wait();
         channel.signal().expect("signalled");
@@ -140,7 +136,7 @@ fn a_put_into_memory_that_was_freed_fails_its_communicator() {
 fn a_put_of_overlapping_ranges_fails_its_communicator() {
     let overlaps = |opened: &Opened, _: &PortChannel| {
         let own = opened.channels.channel(0, 2, &opened.memory, &opened.remote[0]).expect("a channel");
-        own.put(1, 0, 100).expect("handed over");
+        own.put(0, 1, 100).expect("handed over");
         drop(own);
     };
     mistake(overlaps, "overlap");
@@ -155,7 +151,7 @@ fn what_the_library_finds_wrong_costs_the_call_alone() {
         let (me, peer) = (rank.comm.rank(), 1 - rank.comm.rank());
         let channel = opened.channel(peer, 1);
         for (into, from, bytes) in [(4096, 0, 1), (0, 1, 4096), (u64::MAX, 0, 2), (0, u64::MAX, u64::MAX)] {
-            let refused = channel.put(into, from, bytes).expect_err("it leaves the memory");
+            let refused = channel.put(from, into, bytes).expect_err("it leaves the memory");
             assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
         }
         channel.put_with_signal_and_flush(4096, 4096, 0).expect("nothing at the end");

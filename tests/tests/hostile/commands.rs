@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use mccs_ipc::command::{Command, FLAG_GROUP_CONTINUES, FLAG_SCALAR_AT, Opcode};
-use mccs_ipc::protocol::{Request, Response};
-use mccs_ipc::types::RedOp;
+use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope};
+use mccs_ipc::types::{Handle, RedOp};
 
-use crate::raw::Raw;
+use crate::raw::{Raw, receive};
 use crate::victim::{attack, call_fails, session_ends};
 
 #[test]
@@ -43,22 +43,50 @@ fn forged_handles_and_tickets_end_the_session() {
     assert!(session_ends(|c| c.ticket = 2).contains("ticket 2"));
 }
 
+/// Puts a number into the first slot of the ring that no command has.
+fn lie_about_first_slot(raw: &Raw) {
+    // Behind the ring's header of four pairs of lines.
+    let number = raw.segment.at::<u64>(raw.layout.commands_offset + 4 * 128, 1).expect("the first slot");
+    // SAFETY: inside the mapping; the service reads it atomically.
+    unsafe { number.write_volatile(u64::MAX / 2) };
+    raw.doorbell.ring();
+}
+
+#[test]
+fn who_leaves_its_socket_full_still_hears_why_its_session_ends() {
+    /// For which a service that reads on has room.
+    const ROOM_WITHIN: Duration = Duration::from_millis(500);
+    attack(|service| {
+        let (raw, mut other) = (Raw::connect(service), Raw::connect(service));
+        // The service reads no more once an answer has found no room.
+        let ask = |id| {
+            raw.socket.send(&RequestEnvelope { id, request: Request::DestroyStream { stream: Handle::NONE } }, &[])
+        };
+        let asked = (1000..).take_while(|id| ask(*id).is_ok() || raw.socket.wait_writable(ROOM_WITHIN)).count();
+        lie_about_first_slot(&raw);
+        // Sessions have their turns one after the other: it has had several by then.
+        (0..10).for_each(|_| drop(other.ask(Request::DestroyStream { stream: Handle::NONE }, &[])));
+        let answers: Vec<_> = std::iter::from_fn(|| receive(&raw.socket)).map(|(envelope, _)| envelope).collect();
+        assert!((2..asked).contains(&answers.len()), "{} of {asked}", answers.len());
+        let Some(ResponseEnvelope { id: 0, response: Response::Error { message, .. } }) = answers.last() else {
+            panic!("{:?}", answers.last())
+        };
+        assert!(message.contains("contradicts"), "{message}");
+    });
+}
+
 #[test]
 fn a_ring_index_that_lies_ends_the_session() {
     attack(|service| {
         let raw = Raw::connect(service);
-        // The number of the first slot, behind the ring's header of four pairs of lines.
-        let number = raw.segment.at::<u64>(raw.layout.commands_offset + 4 * 128, 1).expect("the first slot");
-        // SAFETY: inside the mapping; the service reads it atomically.
-        unsafe { number.write_volatile(u64::MAX / 2) };
-        raw.doorbell.ring();
+        lie_about_first_slot(&raw);
         assert!(raw.fenced().contains("contradicts"));
     });
     // An index that lies is looked at only to count what waits, and harms its own session's order at most.
     attack(|service| {
         let mut raw = Raw::connect(service);
         let produced = raw.segment.at::<u64>(raw.layout.commands_offset, 1).expect("the ring's header");
-        // SAFETY: as above.
+        // SAFETY: inside the mapping; the service reads it atomically.
         unsafe { produced.write_volatile(u64::MAX / 2) };
         let Response::Done = raw.ask(Request::DestroyStream { stream: raw.stream }, &[]) else { panic!("not done") };
     });

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mccs::Client;
+use mccs_control::{ControlAnswer, ControlRequest};
 use mccs_ipc::handshake::Socket;
 use mccs_ipc::protocol::Response;
 use mccs_tests::TestService;
@@ -12,11 +13,16 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 
 use crate::raw::receive;
 
-/// Connects and says hello. What the service says to that is left in the socket.
-fn connect_soon(path: &Path) -> Socket {
+/// Connects and says nothing.
+fn connect_silently(path: &Path) -> Socket {
     let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
     connect(fd.as_raw_fd(), &UnixAddr::new(path).expect("an address")).expect("connected");
-    let socket = Socket::from_fd(fd);
+    Socket::from_fd(fd)
+}
+
+/// Connects and says hello. What the service says to that is left in the socket.
+fn connect_soon(path: &Path) -> Socket {
+    let socket = connect_silently(path);
     socket.send_hello(0).expect("sent");
     socket
 }
@@ -64,4 +70,30 @@ fn users_of_a_socket_pass_the_connections_of_another_tenant_that_wait_there() {
             break;
         }
     }
+}
+
+/// More than are taken at once, so that some wait inside, and some outside.
+#[test]
+fn whoever_connects_while_a_service_stops_hears_so() {
+    const MANY: usize = 300;
+    let mut service = TestService::start("[[tenant]]\nname = \"many\"\nsocket = \"m\"\n");
+    let path = service.socket(0);
+    let sockets: Vec<_> = (0..MANY).map(|_| connect_silently(&path)).collect();
+    service.stop();
+    for (number, socket) in sockets.iter().enumerate() {
+        let hello = socket.recv_hello().unwrap_or_else(|error| panic!("{number}: {error}")).expect("a hello");
+        assert_ne!(hello.status, 0, "{number}");
+        let (answer, _) = receive(socket).expect("a reason");
+        let Response::Error { message, .. } = &answer.response else { panic!("{number}: {answer:?}") };
+        assert!(message.contains("the service is stopping; connect again"), "{number}: {message}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn who_may_not_ask_is_told_who_may() {
+    let service = TestService::start("");
+    let asked = as_user(12_345, || mccs_control::call(&service.control_socket(), &ControlRequest::Sessions));
+    let Ok(ControlAnswer::Refused(reason)) = asked else { panic!("{asked:?}") };
+    assert!(reason.contains("user 12345 may not ask here: root and the service's own user may"), "{reason}");
 }

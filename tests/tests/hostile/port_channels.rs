@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mccs::UniqueId;
 use mccs_ipc::port_channels::{
-    Kinds, OFFSET_MAX, PUT_BYTES_MAX, PortChannelAnswer, PortChannelRequest, PortChannelSegment, Trigger,
+    Kinds, OFFSET_MAX, PUT_BYTES_MAX, PortChannelAnswer, PortChannelRequest, PortChannelSegment, PutMemories, Trigger,
 };
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::Handle;
@@ -41,7 +41,7 @@ impl Forger {
         let destination = memory(&mut forger, 1024);
         let connection = forger.ask(PortChannelRequest::Connect { peer: 0, tag: 5 });
         assert_eq!(connection, PortChannelAnswer::Connection(0));
-        let memories = Some((forger.source, destination));
+        let memories = Some(PutMemories { source: forger.source, destination });
         let channel = forger.ask(PortChannelRequest::OpenChannel { connection: 0, memories });
         assert_eq!(channel, PortChannelAnswer::Channel(0));
         forger

@@ -46,7 +46,7 @@ fn a_burst_of_puts_comes_in_order_and_its_flush_waits_for_all() {
             let bytes = bytes_of(me, put);
             // SAFETY: nothing is put from here yet, and the peer puts into the other half.
             unsafe { opened.write(put * SLOT, &bytes) };
-            channel.put_with_signal((PUTS + put) * SLOT, put * SLOT, bytes.len() as u64).expect("put");
+            channel.put_with_signal(put * SLOT, (PUTS + put) * SLOT, bytes.len() as u64).expect("put");
         }
         channel.flush().expect("flushed");
         // SAFETY: all that was put from here has been flushed.
@@ -99,7 +99,7 @@ fn a_put_past_the_end_of_another_hosts_memory_fails_the_communicator_on_both() {
         let channel = opened.channels.channel(peer, 1, &opened.memory, &longer).expect("a channel");
         both.wait();
         if me == 0 {
-            channel.put(4000, 0, 97).expect("handed over");
+            channel.put(0, 4000, 97).expect("handed over");
         }
         channel.wait().expect_err("no signal comes")
     });
@@ -141,7 +141,7 @@ fn a_host_whose_ranks_have_left_harms_nobody_who_waits_for_nothing_of_it() {
     hosts.ranks(&[0, 1], |rank| {
         let (me, opened) = (rank.comm.rank(), open(&rank, 4096, 16));
         let channel = opened.channel(1 - me, 1);
-        channel.put_with_signal_and_flush(2048, 0, 2048).expect("put");
+        channel.put_with_signal_and_flush(0, 2048, 2048).expect("put");
         channel.wait().expect("signalled");
         meet(&rank);
         if me == 1 {

@@ -47,7 +47,8 @@ fn json_has_the_keys_that_the_document_says() {
     }
     let number = fixture.says_in_json(&["communicators"])["communicators"][0]["communicator"].to_string();
     let other = fixture.write("other.toml", "[policy]\nname = \"ffa\"\n");
-    let commands: [(&str, &[&str]); 15] = [
+    let commands: [(&str, &[&str]); 21] = [
+        ("controller", &["controller"]),
         ("hosts", &["hosts"]),
         ("gpus", &["gpus"]),
         ("sessions", &["sessions"]),
@@ -55,6 +56,11 @@ fn json_has_the_keys_that_the_document_says() {
         ("joining", &["joining"]),
         ("failed", &["failed"]),
         ("engines", &["engines"]),
+        ("tenant add", &["tenant", "add", "job-1", "--label", "job=1"]),
+        ("tenants", &["tenants"]),
+        ("tenant remove", &["tenant", "remove", "job-1"]),
+        ("token add", &["token", "add", "on-call", "--rights", "policy,host"]),
+        ("token list", &["token", "list"]),
         ("flows", &["flows"]),
         ("links", &["links"]),
         ("why-stuck", &["why-stuck", &number]),
@@ -79,6 +85,21 @@ fn json_has_the_keys_that_the_document_says() {
         let untold: Vec<_> = found.iter().filter(|key| !is_told(key)).collect();
         assert!(untold.is_empty(), "docs/JSON.md does not have of `{command}`: {untold:?}");
     }
+    // Whether this machine has problems is its own affair.
+    let output = fixture.run(&["--json", "doctor", "--config", &fixture.at("service.toml").display().to_string()]);
+    let doctor: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let (mut found, known) = (BTreeSet::new(), documented("doctor"));
+    keys_of(&doctor, "", &mut found);
+    assert!(found.remove("doctor") && found.is_subset(&known) && found.len() >= 3, "{found:?}");
+    let findings = doctor["doctor"].as_array().expect("findings");
+    let verdict_of = |check: &str| findings.iter().find(|one| one["check"] == check).map(|one| one["verdict"].clone());
+    for check in ["configuration", "service", "cluster"] {
+        assert_eq!(verdict_of(check).as_ref().and_then(|verdict| verdict.as_str()), Some("ok"), "{check}: {doctor}");
+    }
+    // Of the service's process, whose user this one is.
+    assert!(verdict_of("containers").is_some() && verdict_of("cpus").is_some(), "{doctor}");
+    let has_problem = findings.iter().any(|one| one["verdict"] == "problem");
+    assert_eq!(output.status.success(), !has_problem, "{output:?}");
     let history = fixture.says_in_json(&["policy", "history", "--acts"]);
     assert_eq!(history["controller"]["history"].as_array().map(Vec::is_empty), Some(false), "{history}");
 }

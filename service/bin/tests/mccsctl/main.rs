@@ -3,6 +3,7 @@
 mod fixture;
 mod json;
 mod policies;
+#[allow(dead_code, reason = "the other tests of programs need more of it")]
 #[path = "../programs/mod.rs"]
 mod programs;
 mod stuck;
@@ -227,4 +228,12 @@ fn a_socket_that_one_may_not_reach_is_told_from_one_that_is_not_there() {
     let missing = mccsctl().args(["--socket", "/nowhere/mccs-control.sock", "show"]).output().expect("it runs");
     let missing = complaint(&missing);
     assert!(missing.contains("/nowhere/mccs-control.sock") && !missing.contains("may not"), "{missing}");
+}
+
+#[test]
+fn a_service_is_not_handed_over_to_any_program_and_says_why() {
+    let fixture = Fixture::start();
+    let told = fixture.complains(&["upgrade", "/bin/false"]);
+    assert!(told.contains("service.binary") && told.contains("goes on as before"), "{told}");
+    assert!(fixture.says(&["hosts"]).contains("h0"), "it goes on");
 }

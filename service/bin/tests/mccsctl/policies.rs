@@ -14,6 +14,11 @@ fn policies_are_checked_compared_put_in_force_and_remembered() {
     let elsewhere = fixture
         .write("elsewhere.toml", "[policy]\nname = \"pfa\"\n[[reserve]]\ntenant = \"a\"\npaths = [\"spine9\"]\n");
     let topology = fixture.at("topology.toml").display().to_string();
+    // Files are read, and hosts report, a moment after the service answers.
+    let is_begun = |shown: String| shown.contains("policy ecmp") && shown.contains("host h0: reports");
+    while !is_begun(fixture.says(&["policy", "show"])) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
 
     assert!(fixture.says(&["policy", "check", &good]).contains("no mistakes found"));
     let idle = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\npriority = 1\n";
@@ -22,9 +27,6 @@ fn policies_are_checked_compared_put_in_force_and_remembered() {
         assert!(fixture.says(&["policy", command, &idle]).contains("priorities (of t): policy ffa has none"));
     }
     // A host that says no tenant has one, called default.
-    while !fixture.says(&["policy", "show"]).contains("host h0: reports") {
-        std::thread::sleep(Duration::from_millis(2));
-    }
     let typo = fixture.write("typo.toml", "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"defualt\"\nweight = 2\n");
     let service = fixture.at("service.toml").display().to_string();
     for command in [&["check", &typo, "--service", &service][..], &["diff", &typo], &["apply", &typo], &["show"]] {

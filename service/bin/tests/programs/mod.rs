@@ -49,6 +49,16 @@ pub fn make_keys(hosts: &[&str], folder: &Path) {
     assert!(made.status.success(), "{made:?}");
 }
 
+/// Makes a CUDA driver in a folder: a stub with these definitions.
+pub fn make_driver(folder: &Path, definitions: &[&str]) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/libcuda.c");
+    let definitions = definitions.iter().map(|definition| format!("-D{definition}"));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-w", "-o"]).arg(folder.join("libcuda.so")).args(definitions).arg(source);
+    let compiled = compiler.output().expect("a C compiler");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+}
+
 /// A service as a process, which is ready. Killed with the value.
 pub struct Program(pub Child);
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use mccs_config::service::{FlowPath, TransportKind};
 use mccs_model::Name;
-use mccs_policy::topology::{HostId, LinkId, Port, Topology};
+use mccs_policy::topology::{HostId, LinkEnds, LinkId, Port, Topology};
 
 use crate::messages::answer::{LinkRateView, PathRateView, RatesView};
 use crate::rates::{HostRates, PathRate};
@@ -55,7 +55,7 @@ impl ClusterRates {
             }
         }
         let link = |(link, bps): (LinkId, u64)| {
-            let (from, to) = topology.link_ends(link)?;
+            let LinkEnds { from, to } = topology.link_ends(link)?;
             Some(LinkRateView { from, to, bps, capacity_bps: capacities[link.index()] as u64 })
         };
         let mut links: Vec<LinkRateView> = links.into_iter().filter_map(link).collect();

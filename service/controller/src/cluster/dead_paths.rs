@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::links::LinkName;
 use mccs_config::service::{Device, FlowPath, TransportKind};
 
 use crate::config::cluster_config::ClusterConfig;
@@ -44,9 +45,9 @@ impl DeadPaths {
         self.0.len() < before
     }
 
-    /// Links that are dead, by lower and upper end, and who says so.
+    /// Links that are dead, and who says so.
     #[must_use]
-    pub fn links(&self, config: &ClusterConfig) -> BTreeMap<(String, String), String> {
+    pub fn links(&self, config: &ClusterConfig) -> BTreeMap<LinkName, String> {
         let topology = &config.network.topology;
         let steered: Vec<_> =
             self.0.iter().filter_map(|(key, path)| Some((key, path, topology.spine_steered_to(path)?))).collect();
@@ -84,7 +85,8 @@ impl DeadPaths {
             let shared: BTreeSet<&str> = all.iter().copied().filter(is_on_all).collect();
             for leaf in if shared.is_empty() { all } else { shared } {
                 let why = paths.iter().find(|(leaves, _)| leaves.contains(&leaf)).map(|(_, why)| why.clone());
-                links.insert((leaf.to_owned(), topology.spine_name(spine).to_owned()), why.unwrap_or_default());
+                let link = LinkName { lower: leaf.to_owned(), upper: topology.spine_name(spine).to_owned() };
+                links.insert(link, why.unwrap_or_default());
             }
         }
         links

@@ -21,6 +21,8 @@ pub const GRACE: Duration = Duration::from_secs(3);
 /// How long a host that was met may take to report, be it once or several times within a minute: whoever has to be asked
 /// again and again does not keep the others waiting.
 pub const SYNC_TIME: Duration = Duration::from_secs(10);
+/// How long a host is waited for whose controller was lost: the kernel may not have closed its links yet.
+pub const DOUBT: Duration = Duration::from_millis(500);
 /// See [`SYNC_TIME`].
 const SYNC_TIME_IS_FOR: Duration = Duration::from_secs(60);
 
@@ -49,6 +51,8 @@ pub(crate) struct Hosts {
     turned_away: BTreeMap<Name, String>,
     /// Hosts that obey another host, and which.
     elsewhere: BTreeMap<Name, String>,
+    /// A host that may be lost, as its controller was: it is not waited for as long as others.
+    doubted: Option<Name>,
 }
 
 impl Hosts {
@@ -62,7 +66,13 @@ impl Hosts {
             with_profiles: false,
             turned_away: BTreeMap::new(),
             elsewhere: BTreeMap::new(),
+            doubted: None,
         }
+    }
+
+    /// The same, where a host may be lost.
+    pub(crate) fn doubting(self, doubted: Option<Name>) -> Self {
+        Hosts { doubted, ..self }
     }
 
     /// All hosts, and whether they report.
@@ -99,7 +109,8 @@ impl Hosts {
             if now.saturating_duration_since(*since) >= SYNC_TIME_IS_FOR {
                 (*since, *left) = (now, SYNC_TIME);
             }
-            *state = HostState::Syncing { until: now + *left };
+            let is_doubted = self.doubted.as_ref() == Some(host);
+            *state = HostState::Syncing { until: now + if is_doubted { DOUBT.min(*left) } else { *left } };
             self.ask_for_reports(host.clone(), outbox);
         }
     }

@@ -13,7 +13,7 @@ use crate::config::cluster_config::ClusterConfig;
 use crate::effects::Effects;
 use crate::inventory::{Interfaces, Inventory};
 use crate::links::link_overrides::LinkOverride;
-use crate::links::{LinkState, Links};
+use crate::links::{DeadLink, FoundNews, LinkName, LinkState, Links};
 use crate::messages::message::ControllerMessage;
 use crate::messages::outbox::Outbox;
 use mccs_model::Name;
@@ -105,12 +105,12 @@ impl LinkFaults {
         now: Instant,
     ) {
         let Some(config) = config else { return };
-        let [dead, well] = self.links.set_found(self.dead_paths.links(config));
-        for (lower, upper, why) in dead {
+        let FoundNews { dead, well } = self.links.set_found(self.dead_paths.links(config));
+        for DeadLink { link: LinkName { lower, upper }, why } in dead {
             tracing::warn!(lower, upper, why, "link found dead");
             effects.decide_for(format!("link {lower} {upper} found dead"), &why, now);
         }
-        for (lower, upper, _) in well {
+        for DeadLink { link: LinkName { lower, upper }, .. } in well {
             tracing::info!(lower, upper, why = why_not, "link not taken for dead any more");
             effects.decide_for(format!("link {lower} {upper} taken for dead no more"), why_not, now);
         }
@@ -142,7 +142,7 @@ impl LinkFaults {
 
     /// Links that hosts have found dead, or whose NIC is down: their ends, and why.
     pub(crate) fn dead_links(&self, config: Option<&ClusterConfig>) -> Vec<[String; 3]> {
-        let found = self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned));
+        let found = self.links.found().map(|(link, why)| [&link.lower, &link.upper, why].map(str::to_owned));
         let nics = config.into_iter().flat_map(|config| {
             let topology = &config.network.topology;
             let link = |(port, device): (Port, &Device)| {

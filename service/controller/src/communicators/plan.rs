@@ -20,7 +20,7 @@ use crate::pace::{HostPace, host_paces, leave_what_cannot_be_told};
 use mccs_model::{CommId, Name};
 use mccs_policy::shares::PAYLOAD;
 use mccs_policy::topology::{HostId, Topology};
-use mccs_policy::{Decision, Flow, Job, PathSelection, Placed, PlacedRank, View, shares};
+use mccs_policy::{Decision, Flow, HostFlow, Job, PathSelection, Placed, PlacedRank, View, shares};
 use mccs_telemetry::placed::Chosen;
 
 /// Highest priority that a socket can have without a capability.
@@ -204,8 +204,15 @@ fn nics_of(topology: &Topology, hosts: &[Placed]) -> u32 {
     hosts.iter().map(nics).max().unwrap_or(1).clamp(limits::CHANNELS.min, limits::CHANNELS.max)
 }
 
-/// A flow that rings have between hosts: its channel, these, and its path, if it has one.
-type FlowOf<'a> = (u32, &'a str, &'a str, Option<&'a FlowPath>);
+/// A flow that rings have between hosts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FlowOf<'a> {
+    pub(crate) channel: u32,
+    pub(crate) from: &'a str,
+    pub(crate) to: &'a str,
+    /// If it has one.
+    pub(crate) path: Option<&'a FlowPath>,
+}
 
 /// Flows of a communicator's rings, with their paths: a flow's own, or else its channel's turn.
 pub(crate) fn flows_of<'a>(
@@ -227,7 +234,7 @@ pub(crate) fn flows_of<'a>(
         let (from, to) = (host_of[from as usize], host_of[to as usize]);
         let turn = (channel as usize).checked_rem(paths.len());
         let path = own.get(&(channel, from, to)).copied().or(turn).and_then(|path| paths.get(path));
-        (from != to).then_some((channel, from, to, path))
+        (from != to).then_some(FlowOf { channel, from, to, path })
     })
 }
 
@@ -236,11 +243,12 @@ fn flows_in_force(report: &Report) -> impl Iterator<Item = FlowOf<'_>> {
     flows_of(report, rings, paths, flows)
 }
 
-/// The spine of each flow between hosts that is steered to one, by channel and hosts.
-fn spines_in_force(config: &ClusterConfig, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
+/// The spine of each flow between hosts that is steered to one.
+fn spines_in_force(config: &ClusterConfig, report: &Report) -> BTreeMap<HostFlow, u32> {
     let Network { topology, hosts, .. } = &*config.network;
-    let spine = |(channel, from, to, path): FlowOf<'_>| {
-        Some(((channel, *hosts.get(from)?, *hosts.get(to)?), topology.spine_steered_to(path?)?))
+    let spine = |FlowOf { channel, from, to, path }: FlowOf<'_>| {
+        let flow = HostFlow { channel, from: *hosts.get(from)?, to: *hosts.get(to)? };
+        Some((flow, topology.spine_steered_to(path?)?))
     };
     flows_in_force(report).filter_map(spine).collect()
 }
@@ -249,10 +257,11 @@ fn spines_in_force(config: &ClusterConfig, report: &Report) -> BTreeMap<(u32, Ho
 fn pinned_to_down(topology: &Topology, links: &Links, report: &Report) -> Option<String> {
     let down = links.nics_down(topology).map(|(port, device)| (topology.host_name(port.host), device));
     let down: Vec<(&str, &Device)> = down.collect();
-    let (channel, from, to, nic) = flows_in_force(report).find_map(|(channel, from, to, path)| {
-        let nic = path?.device.as_ref()?;
-        down.contains(&(from, nic)).then_some((channel, from, to, nic))
-    })?;
+    let is_down = |of: &FlowOf<'_>| {
+        of.path.and_then(|path| path.device.as_ref()).is_some_and(|nic| down.contains(&(of.from, nic)))
+    };
+    let FlowOf { channel, from, to, path } = flows_in_force(report).find(is_down)?;
+    let nic = path?.device.as_ref()?;
     Some(format!("another NIC than {nic} for channel {channel} from {from} to {to}, which is down: it is pinned"))
 }
 

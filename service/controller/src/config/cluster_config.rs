@@ -10,6 +10,7 @@ use mccs_config::service::{self, AlgorithmChoice, TransportKind};
 use mccs_config::topology::{ActualHost, Spine};
 use mccs_config::validate::nearest;
 use mccs_config::{ConfigError, Diagnostic, PolicyFile, TopologyFile};
+use mccs_policy::rings::RingPlace;
 
 use mccs_model::Reductions;
 use mccs_policy::topology::{HostId, Topology};
@@ -116,7 +117,7 @@ fn reductions(network: &Network, rules: &Rules) -> HashMap<String, Reductions> {
     let Some(wanted) = rules.reductions else { return HashMap::new() };
     let places = rings::reduction_places(&network.topology, rules.rings);
     let of_host = |(name, host): (&String, &HostId)| {
-        let (leaf, place) = places[host.0 as usize];
+        let RingPlace { leaf, place } = places[host.0 as usize];
         let reductions = match wanted {
             service::Reductions::AllToAll => Reductions::AllToAll,
             service::Reductions::Ring => Reductions::AcrossLeaves { leaf, place },

@@ -76,6 +76,11 @@ impl ConfigStore {
         self.in_force.as_deref()
     }
 
+    /// The same, shared.
+    pub(crate) fn shared(&self) -> Option<&Arc<ClusterConfig>> {
+        self.in_force.as_ref()
+    }
+
     /// The policy that an operator may want again.
     pub(crate) fn policy_before(&self) -> Option<&Text> {
         self.policy_before.as_ref()

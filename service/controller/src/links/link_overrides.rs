@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::links::link_name::LinkName;
 use crate::links::link_state::LinkState;
 
 /// Links of which something is kept; a network with more that are out of order is not described by its topology any more.
@@ -27,16 +28,38 @@ pub struct LinkOverride {
     pub upper: String,
     /// How it is.
     pub state: LinkState,
-    /// Its number: the life of the controller that was told, and a count.
-    pub number: (u64, u64),
+    /// Its number.
+    pub number: WordNumber,
+}
+
+/// A word's number: higher than those of all words before about the same link.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "(u64, u64)", into = "(u64, u64)")]
+pub struct WordNumber {
+    /// The life of the controller that was told.
+    pub life: u64,
+    /// What was told in it, and before, counted.
+    pub count: u64,
+}
+
+impl From<(u64, u64)> for WordNumber {
+    fn from((life, count): (u64, u64)) -> Self {
+        WordNumber { life, count }
+    }
+}
+
+impl From<WordNumber> for (u64, u64) {
+    fn from(WordNumber { life, count }: WordNumber) -> Self {
+        (life, count)
+    }
 }
 
 /// How a link is, and the number of the word.
-type Said = (LinkState, (u64, u64));
+type Said = (LinkState, WordNumber);
 
-/// See the module's documentation. By lower and upper end.
+/// See the module's documentation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LinkOverrides(BTreeMap<(String, String), Said>);
+pub struct LinkOverrides(BTreeMap<LinkName, Said>);
 
 impl LinkOverrides {
     /// An operator says how a link is, in a life of the controller. Returns the word, where it is news.
@@ -50,13 +73,13 @@ impl LinkOverrides {
         state: LinkState,
         life: u64,
     ) -> Result<Option<LinkOverride>, String> {
-        let known = self.0.get(&(lower.to_owned(), upper.to_owned()));
-        let (before, (last_life, count)) = known.copied().unwrap_or((LinkState::Up, (0, 0)));
+        let known = self.0.get(&LinkName { lower: lower.to_owned(), upper: upper.to_owned() });
+        let (before, last) = known.copied().unwrap_or((LinkState::Up, WordNumber::default()));
         if before == state {
             return Ok(None);
         }
         // A clock that was set back makes no word older than the one before.
-        let number = (life.max(last_life), count.saturating_add(1));
+        let number = WordNumber { life: life.max(last.life), count: last.count.saturating_add(1) };
         let link = LinkOverride { lower: lower.to_owned(), upper: upper.to_owned(), state, number };
         match self.merge(link.clone()) {
             true => Ok(Some(link)),
@@ -67,7 +90,7 @@ impl LinkOverrides {
     /// A word that somebody else has heard or kept. Returns whether it is newer than what was known, and there is room for it.
     pub fn merge(&mut self, link: LinkOverride) -> bool {
         let LinkOverride { lower, upper, state, number } = link;
-        let key = (lower, upper);
+        let key = LinkName { lower, upper };
         if self.0.get(&key).is_some_and(|(_, known)| *known >= number) {
             return false;
         }
@@ -87,7 +110,7 @@ impl LinkOverrides {
 
     /// All of it, in parts that fit a message.
     pub fn messages(&self) -> impl Iterator<Item = Vec<LinkOverride>> {
-        let link = |((lower, upper), (state, number)): (&(String, String), &Said)| LinkOverride {
+        let link = |(LinkName { lower, upper }, (state, number)): (&LinkName, &Said)| LinkOverride {
             lower: lower.clone(),
             upper: upper.clone(),
             state: *state,
@@ -101,9 +124,8 @@ impl LinkOverrides {
     }
 
     /// Those that are not as the topology says.
-    pub fn out_of_order(&self) -> impl Iterator<Item = (&str, &str, LinkState)> {
-        let links = self.0.iter().map(|((lower, upper), (state, _))| (lower.as_str(), upper.as_str(), *state));
-        links.filter(|(_, _, state)| *state != LinkState::Up)
+    pub fn out_of_order(&self) -> impl Iterator<Item = (&LinkName, LinkState)> {
+        self.0.iter().map(|(link, (state, _))| (link, *state)).filter(|(_, state)| *state != LinkState::Up)
     }
 }
 
@@ -136,7 +158,8 @@ mod tests {
         let up = ours.say("leaf0", "spine0", LinkState::Up, 3).unwrap().unwrap();
         assert!(!ours.merge(down), "an old word");
         assert_eq!(ours.out_of_order().count(), 0);
-        assert_eq!(theirs.out_of_order().collect::<Vec<_>>(), [("leaf0", "spine0", LinkState::Down)]);
+        let link = LinkName { lower: "leaf0".into(), upper: "spine0".into() };
+        assert_eq!(theirs.out_of_order().collect::<Vec<_>>(), [(&link, LinkState::Down)]);
         assert!(theirs.merge(up));
         assert_eq!(theirs, ours);
         assert_eq!(ours.say("leaf1", "spine0", LinkState::Up, 9), Ok(None), "it never was anything else");
@@ -154,8 +177,12 @@ mod tests {
         assert_eq!(said.messages().map(|part| part.len()).sum::<usize>(), LINKS_MAX);
         assert!(said.messages().all(|part| check(&part).is_ok()));
         let name = "n".repeat(NAME_BYTES_MAX);
-        let link =
-            LinkOverride { lower: name.clone(), upper: name, state: LinkState::Down, number: (u64::MAX, u64::MAX) };
+        let link = LinkOverride {
+            lower: name.clone(),
+            upper: name,
+            state: LinkState::Down,
+            number: WordNumber { life: u64::MAX, count: u64::MAX },
+        };
         let links = vec![link.clone(); LINKS_PER_MESSAGE];
         assert!(crate::messages::message::AgentMessage::Kept { links }.encode().is_ok());
         assert!(check(&vec![link; LINKS_PER_MESSAGE + 1]).is_err());

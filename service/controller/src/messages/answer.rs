@@ -12,6 +12,8 @@ use mccs_policy::Profile;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControllerRequest {
+    /// Who has the role; every host answers, as far as it knows.
+    Office,
     /// What is in force.
     Show,
     /// What was done.
@@ -51,6 +53,8 @@ pub enum ControllerRequest {
 #[serde(rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "it lives from the controller to the operator")]
 pub enum ControllerAnswer {
+    /// To [`ControllerRequest::Office`].
+    Office(OfficeView),
     /// To [`ControllerRequest::Show`].
     Show(PolicyView),
     /// To [`ControllerRequest::History`], from the oldest on.
@@ -61,6 +65,32 @@ pub enum ControllerAnswer {
     Applied(Applied),
     /// To [`ControllerRequest::Link`] while something else is being put in force: it counts from now on, and goes with that.
     Noted,
+}
+
+/// Who is the controller, as a host knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfficeView {
+    /// Whom the host obeys, or obeyed last; none before anybody was elected.
+    pub controller: Option<String>,
+    /// The greatest term that it has heard of, where the controller is elected.
+    pub term: Option<u64>,
+    /// Whether this host has the role.
+    pub is_here: bool,
+    /// Why it decides nothing now, although it has the role.
+    pub paused: Option<String>,
+    /// Hosts that may be elected, in order; none where the configuration names the controller.
+    pub candidates: Vec<String>,
+    /// The store of the cluster, where there is one.
+    pub store: Option<StoreView>,
+}
+
+/// How a host's store is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreView {
+    /// `etcd` or `folder`.
+    pub kind: String,
+    /// Why it cannot be used now.
+    pub trouble: Option<String>,
 }
 
 /// What a policy would change.

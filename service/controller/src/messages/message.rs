@@ -9,6 +9,7 @@ use mccs_config::service::{AlgorithmChoice, FlowPath, TransportKind};
 use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
+use crate::election::voter::Vote;
 use crate::history::Went;
 use crate::inventory::Inventory;
 use crate::links::link_overrides::{self, LinkOverride};
@@ -132,6 +133,15 @@ pub enum AgentMessage {
         /// That life.
         by: u64,
     },
+    /// What a host says to a candidate's [`ControllerMessage::Claim`].
+    Vote {
+        /// The question.
+        question: u64,
+        /// The term that was claimed.
+        term: u64,
+        /// What it says.
+        vote: Vote,
+    },
 }
 
 /// What an operator did on a host.
@@ -191,7 +201,14 @@ pub struct Order {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControllerMessage {
-    /// Report everything from now on to this life.
+    /// A host that may be elected wants to be the controller, in that term; without a store. Answered by [`AgentMessage::Vote`].
+    Claim {
+        /// Given back with the answer.
+        question: u64,
+        /// Greater than all that it has heard of.
+        term: u64,
+    },
+    /// Report everything from now on to this life; of an elected controller it is its term.
     Sync {
         /// Which.
         life: u64,
@@ -310,7 +327,9 @@ impl AgentMessage {
                 link_overrides::check(links).map_err(BodyError::Impossible)?;
                 None
             }
-            AgentMessage::Path { peer: host, .. } | AgentMessage::Obeys { controller: host }
+            AgentMessage::Path { peer: host, .. }
+            | AgentMessage::Obeys { controller: host }
+            | AgentMessage::Vote { vote: Vote::Held { by: host }, .. }
                 if Name::new(host).is_none() =>
             {
                 return Err(BodyError::Impossible("it tells of a host that has no name"));
@@ -351,7 +370,8 @@ impl ControllerMessage {
             ControllerMessage::Burst { burst, .. } => burst.check().map_err(BodyError::Impossible)?,
             ControllerMessage::Pace { pace, .. } => pace.check().map_err(BodyError::Impossible)?,
             ControllerMessage::Keep { links, .. } => link_overrides::check(links).map_err(BodyError::Impossible)?,
-            ControllerMessage::Sync { .. }
+            ControllerMessage::Claim { .. }
+            | ControllerMessage::Sync { .. }
             | ControllerMessage::Arrived { .. }
             | ControllerMessage::Reductions { .. }
             | ControllerMessage::Time { .. }

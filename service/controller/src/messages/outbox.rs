@@ -33,6 +33,11 @@ pub enum Output {
         /// What.
         message: ControllerMessage,
     },
+    /// A host obeys a greater term: this controller was elected in a lesser one.
+    Superseded {
+        /// The greater one.
+        by: u64,
+    },
     /// Answer an operator.
     Answer {
         /// Who.
@@ -45,14 +50,15 @@ pub enum Output {
 /// See the module's documentation.
 pub(crate) struct Outbox {
     life: u64,
-    /// When the common clock showed `life`.
-    born: Instant,
+    /// When the common clock showed what.
+    clock: (Instant, u64),
     outputs: VecDeque<Output>,
 }
 
 impl Outbox {
-    pub(crate) fn new(life: u64, now: Instant) -> Self {
-        Outbox { life, born: now, outputs: VecDeque::new() }
+    /// Of a life, while the common clock shows `common_ns`.
+    pub(crate) fn new(life: u64, common_ns: u64, now: Instant) -> Self {
+        Outbox { life, clock: (now, common_ns), outputs: VecDeque::new() }
     }
 
     pub(crate) fn life(&self) -> u64 {
@@ -61,13 +67,15 @@ impl Outbox {
 
     /// Begins a life after this one. Returns its number.
     pub(crate) fn outlive(&mut self, life: u64, now: Instant) -> u64 {
-        (self.life, self.born) = (life.saturating_add(1), now);
+        self.life = life.saturating_add(1);
+        self.clock = (now, self.life);
         self.life
     }
 
     /// What the common clock shows.
     pub(crate) fn common_ns(&self, now: Instant) -> u64 {
-        self.life.saturating_add(now.saturating_duration_since(self.born).as_nanos() as u64)
+        let (since, common_ns) = self.clock;
+        common_ns.saturating_add(now.saturating_duration_since(since).as_nanos() as u64)
     }
 
     pub(crate) fn tell(&mut self, to: Name, message: ControllerMessage) {
@@ -82,6 +90,10 @@ impl Outbox {
     pub(crate) fn have_kept<'a>(&mut self, hosts: impl Iterator<Item = &'a Name>, links: Vec<LinkOverride>) {
         let message = ControllerMessage::Keep { life: self.life, links };
         self.tell_all(hosts, &message);
+    }
+
+    pub(crate) fn superseded(&mut self, by: u64) {
+        self.outputs.push_back(Output::Superseded { by });
     }
 
     pub(crate) fn answer(&mut self, ticket: Ticket, answer: Result<ControllerAnswer, String>) {

@@ -68,6 +68,8 @@ impl Controller {
         now: Instant,
     ) -> Result<Option<ControllerAnswer>, String> {
         match request {
+            // The engine's, which every host has.
+            ControllerRequest::Office => Err("it is not for the controller to say".into()),
             ControllerRequest::Show => Ok(Some(ControllerAnswer::Show(self.cluster().show(refused_bodies, now)))),
             ControllerRequest::History { acts } => {
                 Ok(Some(ControllerAnswer::History(history_of(&self.effects.history, acts, now))))
@@ -129,7 +131,7 @@ impl Controller {
             return Ok(Some(ControllerAnswer::Noted));
         }
         let why = if is_news { "an operator said so" } else { "an operator said so again" };
-        self.start(
+        self.start_rollout(
             what,
             &Cause::of_operator(why, &question.by),
             Start { ticket: Some(question.ticket), ..Start::default() },
@@ -142,7 +144,10 @@ impl Controller {
 /// What a request changes, in words; nothing where it only asks.
 fn act_of(request: &ControllerRequest) -> Option<String> {
     match request {
-        ControllerRequest::Show | ControllerRequest::History { .. } | ControllerRequest::Diff { .. } => None,
+        ControllerRequest::Office
+        | ControllerRequest::Show
+        | ControllerRequest::History { .. }
+        | ControllerRequest::Diff { .. } => None,
         ControllerRequest::Apply { name, .. } => Some(format!("policy of {name}")),
         ControllerRequest::Rollback => Some("policy of before".to_owned()),
         ControllerRequest::Link { lower, upper, state } => Some(format!("link {lower} {upper} {state}")),

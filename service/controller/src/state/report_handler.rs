@@ -60,7 +60,10 @@ impl Controller {
                 self.hosts.obeys(from, controller, &mut self.effects, now);
                 self.effects.decisions.order();
             }
+            AgentMessage::Superseded { by } if self.is_elected => self.effects.outbox.superseded(by),
             AgentMessage::Superseded { by } => self.outlive(by, now),
+            // Candidates count them.
+            AgentMessage::Vote { .. } => {}
         }
     }
 

@@ -10,7 +10,7 @@ use crate::cluster::link_faults::LinkFaults;
 use crate::cluster::pace_table::PaceTable;
 use crate::communicators::Communicators;
 use crate::communicators::communicator::Communicator;
-use crate::communicators::plan::{Plan, flows_of, plan_all};
+use crate::communicators::plan::{FlowOf, Plan, flows_of, plan_all};
 use crate::config::cluster_config::{ClusterConfig, Text, not_there};
 use crate::config::config_store::ConfigStore;
 use crate::history::{Entry, EntryKind, History};
@@ -55,7 +55,7 @@ impl Cluster<'_> {
             files: self.config.view(now),
             hosts: self.hosts.iter().map(|(host, reports)| (host.to_string(), reports)).collect(),
             elsewhere: self.hosts.elsewhere().collect(),
-            links: links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
+            links: links.iter().map(|(link, state)| (link.lower.clone(), link.upper.clone(), state)).collect(),
             not_enforced: config.map(|config| self.without_effect(config)).unwrap_or_default(),
             contradictions: self.inventories.contradictions().to_vec(),
             dead_links: self.faults.dead_links(config),
@@ -181,7 +181,7 @@ fn view_of(
     topology: &Topology,
 ) -> StrategyView {
     let mut seen: Vec<FlowView> = Vec::new();
-    for (channel, from, to, path) in flows_of(report, rings, paths, flows) {
+    for FlowOf { channel, from, to, path } in flows_of(report, rings, paths, flows) {
         if !seen.iter().any(|flow| (flow.channel, &*flow.from, &*flow.to) == (channel, from, to)) {
             let label = path.map_or_else(|| "hash".to_owned(), |path| path_label(path, topology));
             let priority = path.and_then(|path| path.priority);

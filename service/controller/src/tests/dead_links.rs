@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::links::LinkName;
 use mccs_config::service::FlowPath;
 use mccs_config::topology::ActualHost;
 
@@ -69,7 +70,7 @@ fn paths_by_devices_are_apart() {
     let by = |device: &str| FlowPath { device: Some(device.parse().unwrap()), dscp: Some(8), ..FlowPath::default() };
     let mut dead = DeadPaths::default();
     let links = |dead: &DeadPaths| dead.links(&config).into_keys().collect::<Vec<_>>();
-    let link = |leaf: &str| (leaf.to_owned(), "spine0".to_owned());
+    let link = |leaf: &str| LinkName { lower: leaf.to_owned(), upper: "spine0".to_owned() };
     assert!(dead.hear(&name("host-a"), "host-z", &by("eth1"), false));
     assert_eq!(links(&dead), [link("leaf9"), link("rail1")]);
     assert!(!dead.hear(&name("host-a"), "host-z", &by("eth0"), true), "another path");
@@ -108,7 +109,7 @@ fn the_link_that_all_dead_paths_share_is_the_dead_one() {
         }
         dead.links(&config).into_keys().collect::<Vec<_>>()
     };
-    let link = |leaf: &str, spine: &str| (leaf.to_owned(), spine.to_owned());
+    let link = |leaf: &str, spine: &str| LinkName { lower: leaf.to_owned(), upper: spine.to_owned() };
     let one = [("host-a", "host-c", SPINE0), ("host-e", "host-b", SPINE0), ("host-d", "host-a", SPINE0)];
     assert_eq!(found(&one), [link("leaf0", "spine0")]);
     let pair = [("host-a", "host-c", SPINE0)];

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mccs_config::change::StrategyChange;
 use mccs_config::service::TransportKind;
 
-use crate::agent::{Agent, AgentOutput, Live};
+use crate::agent::{Agent, AgentOutput, Live, Made};
 use crate::config::cluster_config::Text;
 use crate::inventory::{Interfaces, Inventory};
 use crate::messages::answer::{Applied, ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
@@ -95,6 +95,8 @@ pub struct Fixture {
     pub to_agents: VecDeque<(Name, ControllerMessage)>,
     pub to_controller: VecDeque<(Name, AgentMessage)>,
     pub answers: BTreeMap<Ticket, Result<ControllerAnswer, String>>,
+    /// A greater term, of which the controller was told.
+    pub superseded: Option<u64>,
     next_comm: u64,
     next_ticket: Ticket,
 }
@@ -130,6 +132,7 @@ impl Fixture {
             to_agents: VecDeque::new(),
             to_controller: VecDeque::new(),
             answers: BTreeMap::new(),
+            superseded: None,
             next_comm: 0,
             next_ticket: 0,
         };
@@ -253,6 +256,10 @@ impl Fixture {
         for output in outputs {
             match output {
                 AgentOutput::Tell(message) => self.to_controller.push_back((host.clone(), message)),
+                AgentOutput::Reply { to, message } => {
+                    assert_eq!(to, self.own);
+                    self.to_controller.push_back((host.clone(), message));
+                }
                 AgentOutput::Change { question, number, expected_epoch, change } => {
                     self.host(host).asked.push_back((question, number, expected_epoch, change));
                 }
@@ -289,6 +296,7 @@ impl Fixture {
         while let Some(output) = self.controller.poll_output() {
             match output {
                 Output::Tell { to, message } => self.to_agents.push_back((to, message)),
+                Output::Superseded { by } => self.superseded = Some(by),
                 Output::Answer { ticket, answer } => {
                     let before = self.answers.insert(ticket, answer.map(|answer| *answer));
                     assert!(before.is_none(), "answered twice");
@@ -337,7 +345,7 @@ impl Fixture {
                 let epoch = expected + 1;
                 change_by(live, change, epoch);
                 host.changes_made += 1;
-                Ok((epoch, 17))
+                Ok(Made { epoch, cut: 17 })
             }
         };
         self.look(name);

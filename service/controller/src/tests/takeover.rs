@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 use mccs_config::change::StrategyChange;
 
 use super::fixture::{Fixture, apply, name, policy, refuse};
-use crate::cluster::hosts::{GRACE, SYNC_TIME};
+use crate::agent::{Agent, AgentOutput, Live, Obedience};
+use crate::cluster::hosts::{DOUBT, GRACE, SYNC_TIME};
+use crate::election::voter::{Vote, Voter};
 use crate::links::LinkState;
 use crate::messages::answer::{ControllerRequest, Standing};
 use crate::messages::message::{AgentMessage, ControllerMessage, Order};
+use crate::state::{Controller, Term};
 
 #[test]
 fn a_controller_that_starts_waits_for_reports_and_changes_nothing_that_is_as_decided() {
@@ -186,4 +189,109 @@ fn hosts_that_are_away_or_silent_are_waited_for_within_bounds() {
     assert_eq!(fixture.chosen(&comm).epoch, 0);
     fixture.pass(SYNC_TIME);
     assert_eq!(fixture.chosen(&comm).epoch, 1);
+}
+
+/// An agent that obeys whichever of these is elected, and has a communicator of its own.
+fn elected(fixture: &Fixture, voter: Option<Voter>) -> (Agent, Live) {
+    let live = fixture.hosts.values().find_map(|host| host.comms.values().next()).expect("a communicator").clone();
+    let candidates = vec![name("host-a"), name("host-b")];
+    let mut agent = Agent::obeying(Obedience::Elected { candidates, voter });
+    agent.look([live.clone()], 1);
+    (agent, live)
+}
+
+fn sync(life: u64) -> ControllerMessage {
+    ControllerMessage::Sync { life, with_profiles: false }
+}
+
+fn order(life: u64, live: &Live) -> ControllerMessage {
+    let change = StrategyChange { channels: Some(1), ..StrategyChange::default() };
+    let (comm, expected_epoch) = (live.comm.clone(), live.chosen.epoch);
+    ControllerMessage::Order(Box::new(Order { life, order: 1, comm, expected_epoch, change }))
+}
+
+fn is_carried_out(outputs: &[AgentOutput]) -> bool {
+    outputs.iter().any(|output| matches!(output, AgentOutput::Change { .. }))
+}
+
+#[test]
+fn of_two_elected_controllers_the_greater_term_is_obeyed_and_the_other_told() {
+    let mut fixture = Fixture::new("ffa");
+    fixture.begin_wide("t");
+    let (a, b, now) = (name("host-a"), name("host-b"), Instant::now());
+    let (mut agent, live) = elected(&fixture, None);
+    agent.hear(&a, sync(5), now).unwrap();
+    assert_eq!(agent.controller(), Some(&a));
+    agent.hear(&b, sync(7), now).unwrap();
+    assert_eq!((agent.controller(), agent.newest_life()), (Some(&b), 7));
+    let superseded = |to| vec![AgentOutput::Reply { to, message: AgentMessage::Superseded { by: 7 } }];
+    assert_eq!(agent.hear(&a, sync(6), now).unwrap(), superseded(a.clone()));
+    assert_eq!(agent.hear(&a, sync(7), now).unwrap(), superseded(a.clone()), "a term has one holder");
+    // What it has sent before it knew is late, and changes nothing.
+    assert!(agent.hear(&a, order(5, &live), now).is_err());
+    assert_eq!(agent.hear(&b, order(5, &live), now).unwrap(), superseded(b.clone()));
+    assert!(is_carried_out(&agent.hear(&b, order(7, &live), now).unwrap()));
+    // Who cannot be elected is not heard at all.
+    assert!(agent.hear(&name("host-c"), sync(99), now).is_err());
+}
+
+#[test]
+fn a_host_that_votes_or_hears_of_a_term_obeys_no_lesser_one_from_then_on() {
+    let mut fixture = Fixture::new("ffa");
+    fixture.begin_wide("t");
+    let (a, b, start) = (name("host-a"), name("host-b"), Instant::now());
+    let lease = Duration::from_secs(5);
+    let (mut agent, live) = elected(&fixture, Some(Voter::new(lease)));
+    agent.start_voting(start);
+    let votes = |agent: &mut Agent, from, term, now| {
+        let outputs = agent.hear(from, ControllerMessage::Claim { question: 3, term }, now).unwrap();
+        match &outputs[..] {
+            [AgentOutput::Reply { to, message: AgentMessage::Vote { question: 3, term: told, vote } }] => {
+                assert_eq!((to, *told), (from, term));
+                vote.clone()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(votes(&mut agent, &a, 10, start), Vote::Started);
+    let now = start + lease;
+    assert_eq!(votes(&mut agent, &a, 10, now), Vote::Granted);
+    agent.hear(&a, sync(10), now).unwrap();
+    assert!(is_carried_out(&agent.hear(&a, order(10, &live), now).unwrap()));
+    assert_eq!(votes(&mut agent, &b, 11, now), Vote::Held { by: "host-a".into() });
+    assert!(is_carried_out(&agent.hear(&a, order(10, &live), now).unwrap()), "nothing has changed");
+    let later = now + lease;
+    assert_eq!(votes(&mut agent, &b, 11, later), Vote::Granted);
+    assert_eq!(agent.hear(&a, order(10, &live), later).unwrap(), [], "it may not have been elected: nobody is obeyed");
+    assert_eq!(votes(&mut agent, &a, 10, later + lease), Vote::Later { term: 11 });
+    // Of a store it hears the term itself.
+    let (mut agent, live) = elected(&fixture, None);
+    agent.hear(&a, sync(5), now).unwrap();
+    agent.heard_of(6, &b);
+    assert_eq!(agent.hear(&a, order(5, &live), now).unwrap(), []);
+    agent.hear(&b, sync(6), now).unwrap();
+    agent.heard_of(6, &b);
+    assert!(is_carried_out(&agent.hear(&b, order(6, &live), now).unwrap()), "it goes on with the term that it knows");
+}
+
+#[test]
+fn an_elected_controller_takes_no_term_by_itself_and_waits_little_for_a_host_that_was_lost() {
+    let names = ["host-a", "host-b", "host-c"].map(name);
+    let now = Instant::now();
+    let since = now.checked_sub(GRACE).expect("a machine that runs for seconds");
+    let term = Term { number: 4, common_ns: 1_000_000, since, lost: Some(names[1].clone()) };
+    let mut controller = Controller::elected(term, &names[0], &names, now);
+    controller.met(&names[1], now);
+    let mut told = Vec::new();
+    controller.hear(&names[0], AgentMessage::Synced { life: 4, is_paced: false }, now);
+    controller.hear(&names[0], AgentMessage::AskTime { question: 1 }, now + Duration::from_nanos(7));
+    controller.settle(now);
+    assert_eq!(controller.next_deadline(now), Some(now + DOUBT), "host-c was waited for since the service started");
+    controller.hear(&names[0], AgentMessage::Superseded { by: 9 }, now);
+    while let Some(output) = controller.poll_output() {
+        told.push(format!("{output:?}"));
+    }
+    assert!(told.iter().any(|output| output.contains("common_ns: 1000007")), "{told:?}");
+    assert_eq!(told.last().map(String::as_str), Some("Superseded { by: 9 }"));
+    assert!(told.iter().all(|output| !output.contains("life: 10")), "{told:?}");
 }

@@ -7,7 +7,7 @@ use mccs_telemetry::bandwidth::TenantKindView;
 use mccs_telemetry::flows::{FlowName, WireView};
 use mccs_telemetry::placed::Allotment;
 
-use mccs_telemetry::stuck::{HostAccount, RankAccount};
+use mccs_telemetry::stuck::{HostAccount, RankAccount, Total};
 
 use super::*;
 
@@ -47,6 +47,8 @@ fn overview(seconds: u64) -> Overview {
         at_ns: seconds * 1_000_000_000,
         tenants: vec![TenantView {
             tenant: "blue".into(),
+            rules: "blue".into(),
+            labels: Default::default(),
             quotas: vec![QuotaView {
                 resource: "memory_bytes".into(),
                 used: 1 << 20,
@@ -129,8 +131,10 @@ fn overview(seconds: u64) -> Overview {
         draining: true,
         draining_reason: None,
         certificate_end: None,
+        office: None,
         clock_error_ns: Some(250_000),
         clock: None,
+        pushes: None,
         runtimes: Vec::new(),
         engines: Vec::new(),
         lines_suppressed: 0,
@@ -163,7 +167,7 @@ fn rates_are_of_the_time_between_two_looks() {
 fn who_comes_last_on_any_host_is_named_where_all_have_answered() {
     let account = |took_us: u64, ranks: &[u32], seconds: u64| HostAccount {
         ranks: ranks.iter().map(|rank| RankAccount { rank: *rank, started: seconds, ..Default::default() }).collect(),
-        joint: (seconds, seconds * took_us * 1000),
+        joint: Total { count: seconds, sum_ns: seconds * took_us * 1000 },
         ..HostAccount::default()
     };
     let with = |seconds, other: Option<HostAccount>| {

@@ -23,11 +23,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use mccs_config::service::{Crossover, LargeFrom};
-use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, UnresponsiveGpu, gpus_or_unresponsive};
+use mccs_cuda::{Capability, Context, DriverError, Gpu, Kernels, Unavailable, UnresponsiveGpu, gpus_or_unresponsive};
 use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::large::EnginesFrom;
 use mccs_ipc::types::{CollectiveKind, ErrorClass, Handle};
-use mccs_kernels::cuda::{CAPABILITY_MIN, functions, reduce_functions};
+use mccs_kernels::cuda::{CAPABILITY_MAJOR_MIN, functions, reduce_functions};
 use mccs_model::SetupError;
 use mccs_runtime::Share;
 use mccs_telemetry::GpuInfo;
@@ -54,7 +54,7 @@ pub use crate::cuda::strategy::training_detection::{Pattern, PauseMeter};
 pub use crate::cuda::strategy::{Abilities, KernelBlocks, Strategies, StrategyRefused};
 use crate::{
     Buffers, Collective, Device, DeviceEvent, DeviceEvents, LaunchError, Launched, NewGroup, PointToPoint, Prepare,
-    RankCalls, Workers,
+    Puts, RankCalls, Workers,
 };
 
 /// The environment variable that tells the CUDA driver where an MPS server listens.
@@ -274,8 +274,8 @@ impl Gpus {
 enum Unusable {
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("compute capability {major}.{minor}; {}.{} or newer is needed", CAPABILITY_MIN.0, CAPABILITY_MIN.1)]
-    TooOld { major: u32, minor: u32 },
+    #[error("compute capability {0}; {CAPABILITY_MAJOR_MIN}.0 or newer is needed")]
+    TooOld(Capability),
     #[error("it does not load the kernels: {0}")]
     NoKernels(DriverError),
 }
@@ -284,9 +284,8 @@ enum Unusable {
 /// since no GPU is of use then.
 fn open(gpu: &Gpu) -> Result<Context, Unusable> {
     let Some(image) = mccs_kernels::cuda::IMAGE else { return Ok(Context::primary(gpu)?) };
-    if gpu.capability < CAPABILITY_MIN {
-        let (major, minor) = gpu.capability;
-        return Err(Unusable::TooOld { major, minor });
+    if gpu.capability.major < CAPABILITY_MAJOR_MIN {
+        return Err(Unusable::TooOld(gpu.capability));
     }
     let context = Context::primary(gpu)?;
     // With one of them: a driver may put off looking into the image until then.
@@ -440,6 +439,12 @@ impl Device for CudaDevice {
         None
     }
 
+    fn puts(&mut self) -> Option<&mut dyn Puts> {
+        Some(self)
+    }
+}
+
+impl Puts for CudaDevice {
     fn put(&mut self, put: GpuPut, job: Handle) -> Result<(), LaunchError> {
         let putter = self.putters.get(put.gpu).ok_or(LaunchError::NoWorkers)?;
         putter.send(put.share, PutOrder { put, job }).map_err(|_| LaunchError::NoWorkers)

@@ -23,7 +23,7 @@ use self::moves::MoveJob;
 pub use self::shm_exchange::TenantShmExchange;
 use super::{
     BoundSchedule, Collective, Device, LaunchError, Launched, NewGroup, Operand, Piece, PieceJob, PointToPoint,
-    Prepare, Prepared, Quantum, RemoteMessage, Shared, Workers,
+    Prepare, Prepared, Puts, Quantum, RemoteMessage, Shared, Workers,
 };
 
 /// Sizes that decide how work is done; from `service.toml`.
@@ -96,7 +96,8 @@ impl HostDevice {
         let (fd, shm_exchange) = made
             .inspect_err(|error| tracing::debug!(%error, "a communicator goes without a shared-memory exchange"))
             .ok()?;
-        Some((fd, Arc::new(TenantShmExchange::new(shm_exchange, charge))))
+        let kept = fd.try_clone().ok();
+        Some((fd, Arc::new(TenantShmExchange::new(shm_exchange, kept, charge))))
     }
 }
 
@@ -158,6 +159,11 @@ impl Device for HostDevice {
 
     fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint> {
         Some(self)
+    }
+
+    /// Puts between buffers of the host are copies of [`PointToPoint`].
+    fn puts(&mut self) -> Option<&mut dyn Puts> {
+        None
     }
 }
 

@@ -1,6 +1,7 @@
 //! Shared-memory exchanges on the service's side: the memory, charged to a tenant, and times of
 //! rounds.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -13,16 +14,29 @@ use crate::{Reading, Times};
 #[derive(Debug)]
 pub struct TenantShmExchange {
     shm_exchange: ShmExchange,
+    /// Kept for the service's next program.
+    descriptor: Option<OwnedFd>,
     _charge: Charge,
     /// What was read of its rounds, and when.
     read: Mutex<(Times, Instant)>,
 }
 
 impl TenantShmExchange {
-    /// Takes charge of a shared-memory exchange.
+    /// Takes charge of a shared-memory exchange, and keeps a descriptor of it for the service's next program, if there is one.
     #[must_use]
-    pub fn new(shm_exchange: ShmExchange, charge: Charge) -> Self {
-        TenantShmExchange { shm_exchange, _charge: charge, read: Mutex::new((Times::default(), Instant::now())) }
+    pub fn new(shm_exchange: ShmExchange, descriptor: Option<OwnedFd>, charge: Charge) -> Self {
+        TenantShmExchange {
+            shm_exchange,
+            descriptor,
+            _charge: charge,
+            read: Mutex::new((Times::default(), Instant::now())),
+        }
+    }
+
+    /// The descriptor that is kept, if one is.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<&OwnedFd> {
+        self.descriptor.as_ref()
     }
 
     /// How long rounds took that have ended between the last call and `now`.

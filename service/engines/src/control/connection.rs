@@ -59,9 +59,9 @@ impl Connection {
         self.stage = Stage::Answered;
     }
 
-    /// Reads what has come of the request. Returns whether that is all of it.
-    pub(super) fn read(&mut self) -> Result<bool, SocketError> {
-        let Some((Chunk { more, bytes }, _)) = self.socket.recv::<Chunk>()? else { return Ok(false) };
+    /// Reads what has come of the request; descriptors are appended to `fds`. Returns whether that is all of it.
+    pub(super) fn read(&mut self, fds: &mut Vec<OwnedFd>) -> Result<bool, SocketError> {
+        let Some(Chunk { more, bytes }) = self.socket.recv_keeping(fds)? else { return Ok(false) };
         self.request.extend(bytes);
         if self.request.len() > REQUEST_BYTES_MAX {
             let message = format!("the request has more than {REQUEST_BYTES_MAX} bytes, the most that one may have");

@@ -4,17 +4,22 @@
 use std::sync::Arc;
 
 use mccs_control::ControlRequest;
+use mccs_handover::Handover;
 use mccs_registry::Overseer;
 use mccs_runtime::Sender;
 
+use super::tenants::TenantDesk;
+use super::tokens::Tokens;
+use super::upgrades::UpgradeDesk;
 use crate::controller::ControllerInput;
 use crate::proxy::ProxyMessage;
 use crate::transport::TransportPool;
 
-/// Characters of the reason for which a host is emptied.
-const DRAIN_REASON_CHARS_MAX: usize = 200;
+/// Characters of a text of an operator's, such as the reason for which a host is emptied.
+const TEXT_CHARS_MAX: usize = 200;
 
 /// What the operator may see and change.
+#[derive(Clone)]
 pub struct Controlled {
     /// Sessions and communicators, engines and where they run.
     pub overseer: Overseer,
@@ -26,6 +31,14 @@ pub struct Controlled {
     pub gpus: Option<Sender<ProxyMessage>>,
     /// Who has, or knows, the controller role; where there is one.
     pub controller: Option<Sender<ControllerInput>>,
+    /// Who hands the service over to its next program; none in a service that another program embeds.
+    pub upgrades: Option<UpgradeDesk>,
+    /// Who adds tenants and takes them away.
+    pub tenants: Arc<dyn TenantDesk>,
+    /// Who may act beside operators.
+    pub tokens: Arc<Tokens>,
+    /// When nobody is let in.
+    pub handover: Arc<Handover>,
 }
 
 impl Controlled {
@@ -45,7 +58,7 @@ impl Controlled {
         };
         Some(match request {
             ControlRequest::Drain { drains: Some(true), reason } => match reason {
-                Some(reason) => format!("drained, lets no session in: {}", reason_of_drain(reason)),
+                Some(reason) => format!("drained, lets no session in: {}", one_line(reason)),
                 None => "drained, lets no session in".to_owned(),
             },
             ControlRequest::Drain { drains: Some(false), .. } => "lets sessions in again".to_owned(),
@@ -53,13 +66,21 @@ impl Controlled {
             ControlRequest::MoveEngine { engine, runtime } => format!("engine {engine} moved to runtime {runtime}"),
             ControlRequest::BindRuntime { runtime, to } => format!("runtime {runtime} bound to {to}"),
             ControlRequest::Reconfigure { communicator, .. } => format!("{} changed by hand", comm(*communicator)),
+            ControlRequest::AddTenant { tenant } => format!("tenant {} added", tenant.name),
+            ControlRequest::RemoveTenant { name } => format!("tenant {name} taken away"),
             ControlRequest::Unpin { communicator } => format!("{} unpinned", comm(*communicator)),
+            ControlRequest::AddToken { token } => {
+                let rights: Vec<_> = token.rights.iter().map(|right| right.name()).collect();
+                // Its name is checked only when it is made.
+                format!("token {} made, for {}", one_line(&token.name), rights.join(", "))
+            }
+            ControlRequest::RemoveToken { id } => format!("token {} taken back", one_line(id)),
             _ => return None,
         })
     }
 }
 
-/// As much of a reason as is kept and told, in one line.
-pub(super) fn reason_of_drain(reason: &str) -> String {
-    reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(DRAIN_REASON_CHARS_MAX).collect()
+/// As much of a text of an operator's as is kept and told, in one line.
+pub(super) fn one_line(reason: &str) -> String {
+    reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT_CHARS_MAX).collect()
 }

@@ -11,10 +11,27 @@ use super::*;
 use crate::proxy::ProxyMessage;
 use crate::transport::TransportPool;
 
+/// Nobody adds tenants.
+struct NoDesk;
+
+impl TenantDesk for NoDesk {
+    fn add(&self, _: mccs_config::service::TenantConfig) -> ControlAnswer {
+        ControlAnswer::NoTenant
+    }
+
+    fn remove(&self, _: &str) -> ControlAnswer {
+        ControlAnswer::NoTenant
+    }
+
+    fn socket_of(&self, _: &str) -> Option<std::path::PathBuf> {
+        None
+    }
+}
+
 /// An engine whose questions to the proxy engine nobody answers.
 struct Fixture {
     engine: ControlEngine,
-    _proxy: Mailbox<ProxyMessage>,
+    proxy: Mailbox<ProxyMessage>,
     directory: tempfile::TempDir,
     /// Stands still, however long a test takes: nobody is too slow.
     now: Instant,
@@ -22,12 +39,17 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
+        Self::of(Access::Operators)
+    }
+
+    fn of(access: Access) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let (registry, proxy) = (Arc::new(Registry::default()), Mailbox::new(64));
         let runtimes =
             Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 });
         let transports = Arc::new(TransportPool::new(
             Arc::clone(&runtimes),
+            0,
             Vec::new(),
             Box::new(|_| Ok(0)),
             Box::new(|| Ok(None)),
@@ -35,9 +57,19 @@ impl Fixture {
         ));
         let overseer = Overseer { host: "h".into(), since: Instant::now(), registry, runtimes };
         let listener = Listener::bind(&directory.path().join("c")).expect("listens");
-        let controlled = Controlled { overseer, transports, proxy: proxy.sender(), gpus: None, controller: None };
-        let engine = ControlEngine::new(listener, controlled).expect("an engine");
-        Fixture { engine, _proxy: proxy, directory, now: Instant::now() }
+        let controlled = Controlled {
+            overseer,
+            transports,
+            proxy: proxy.sender(),
+            gpus: None,
+            controller: None,
+            upgrades: None,
+            tenants: Arc::new(NoDesk),
+            tokens: Arc::default(),
+            handover: Arc::default(),
+        };
+        let engine = ControlEngine::new(listener, access, controlled).expect("an engine");
+        Fixture { engine, proxy, directory, now: Instant::now() }
     }
 
     fn path(&self) -> std::path::PathBuf {
@@ -92,6 +124,30 @@ fn who_goes_before_the_answer_comes_is_forgotten() {
     assert!(!fixture.settle(waits), "nothing is left to be done for it");
     drop(socket);
     assert!(!fixture.settle(|engine| engine.connections.is_empty()));
+}
+
+#[test]
+fn observers_who_go_before_they_are_answered_take_no_more_of_other_engines() {
+    let mut fixture = Fixture::of(Access::Observers(Vec::new()));
+    let text =
+        serde_json::to_vec(&Call { request: ControlRequest::WhyStuck { communicator: 1 }, by: Caller::default() });
+    let text = text.expect("a request");
+    let waits = |engine: &ControlEngine| engine.connections.values().any(|one| one.stage == Stage::Waiting);
+    for _ in 0..OBSERVERS_QUESTIONS_MAX {
+        let socket = connected(&mut fixture, |socket| ask(socket, &text));
+        fixture.settle(waits);
+        drop(socket);
+        fixture.settle(|engine| engine.connections.is_empty());
+    }
+    let socket = connected(&mut fixture, |socket| ask(socket, &text));
+    fixture.settle(|engine| engine.connections.is_empty());
+    let (chunk, _) = socket.recv::<Chunk>().expect("received").expect("an answer");
+    let answer: ControlAnswer = serde_json::from_slice(&chunk.bytes).expect("readable");
+    assert!(matches!(&answer, ControlAnswer::Refused(why) if why.contains("of observers")), "{answer:?}");
+    // A question that is dropped is answered.
+    drop(fixture.proxy.pop().expect("a question"));
+    let _socket = connected(&mut fixture, |socket| ask(socket, &text));
+    fixture.settle(waits);
 }
 
 #[test]

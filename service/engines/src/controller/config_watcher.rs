@@ -27,8 +27,16 @@ const WRITING_TIME: Duration = Duration::from_secs(2);
 pub(super) struct Changed {
     pub(super) topology: Option<Text>,
     pub(super) policy: Option<Text>,
-    /// Files that are gone or cannot be read, and why: each is told once.
-    pub(super) unreadable: Vec<(FileRole, String, String)>,
+    /// Each is told once.
+    pub(super) unreadable: Vec<Unreadable>,
+}
+
+/// A file that is gone or cannot be read.
+#[derive(Debug)]
+pub(super) struct Unreadable {
+    pub(super) role: FileRole,
+    pub(super) path: String,
+    pub(super) error: String,
 }
 
 struct File {
@@ -60,6 +68,16 @@ impl ConfigWatcher {
         ConfigWatcher { topology, policy, watch: watch.ok(), read_at: Some(now) }
     }
 
+    /// What files say now is no news, where the store has another text that counts.
+    pub(super) fn take_as_read(&mut self, has_topology: bool, has_policy: bool) {
+        for (file, is_read) in [(&mut self.topology, has_topology), (&mut self.policy, has_policy)] {
+            // A file that is gone is said to be, all the same.
+            if is_read && file.read().is_some_and(|read| read.is_err()) {
+                file.last = None;
+            }
+        }
+    }
+
     /// Readable when something has changed.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.watch.as_ref().map(|watch| watch.inotify.as_fd())
@@ -85,7 +103,7 @@ impl ConfigWatcher {
         let mut read = |file: &mut File| match file.read()? {
             Ok(text) => Some(text),
             Err(error) => {
-                unreadable.push((file.role, file.path.display().to_string(), error));
+                unreadable.push(Unreadable { role: file.role, path: file.path.display().to_string(), error });
                 None
             }
         };
@@ -297,7 +315,9 @@ mod tests {
         };
         std::fs::remove_file(fixture.path("conf/policy.toml")).unwrap();
         let gone = changed(&mut fixture);
-        let [(FileRole::Policy, file, why)] = &gone.unreadable[..] else { panic!("{:?}", gone.unreadable) };
+        let [Unreadable { role: FileRole::Policy, path: file, error: why }] = &gone.unreadable[..] else {
+            panic!("{:?}", gone.unreadable)
+        };
         assert!(file.ends_with("policy.toml") && why.contains("No such file"), "{file}: {why}");
         std::fs::write(fixture.path("conf/topology.toml"), "other").unwrap();
         assert!(changed(&mut fixture).unreadable.is_empty(), "it was told");
@@ -424,7 +444,9 @@ mod tests {
         assert!(fixture.watcher.changed(fixture.now).is_none());
         fixture.now += QUIET_TIME;
         let changed = fixture.watcher.changed(fixture.now).unwrap();
-        let [(_, file, why)] = &changed.unreadable[..] else { panic!("{:?}", changed.unreadable) };
+        let [Unreadable { path: file, error: why, .. }] = &changed.unreadable[..] else {
+            panic!("{:?}", changed.unreadable)
+        };
         assert!(
             changed.policy.is_none() && file.ends_with("policy.toml") && why.contains("longer than 120KiB"),
             "{why}"

@@ -58,17 +58,11 @@ impl HistoryStore {
     /// It is there and cannot be read: in words. The file is put aside.
     pub(super) fn load(&mut self, now: Instant) -> Result<Vec<Entry>, String> {
         let Some(text) = read(&self.path, 2 * self.bytes_max as u64)? else { return Ok(Vec::new()) };
-        let unix_ms = unix_time().as_millis() as u64;
         let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let mut entries = BTreeMap::new();
         for line in text[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let line = serde_json::from_slice(line).map_err(|error| put_aside(&self.path, &error.to_string()))?;
-            let Line { number, unix_ms: at_ms, what, why, went, of_comm, kind, by } = line;
-            let kind = if of_comm { EntryKind::Communicator } else { kind };
-            // By this clock: another host's, or one that was set since, may be ahead.
-            let ago = Duration::from_millis(unix_ms.saturating_sub(at_ms));
-            let at = now.checked_sub(ago).unwrap_or(now);
-            entries.insert(number, Entry { number, at, what, why, went, kind, by });
+            let entry = entry_of(line, now).map_err(|error| put_aside(&self.path, &error))?;
+            entries.insert(entry.number, entry);
         }
         self.bytes = Some(whole).filter(|whole| *whole == text.len());
         Ok(entries.into_values().collect())
@@ -111,18 +105,32 @@ impl HistoryStore {
 }
 
 fn lines<'a>(entries: impl IntoIterator<Item = &'a Entry>, now: Instant) -> Vec<u8> {
-    let unix_ms = unix_time().as_millis() as u64;
-    let mut lines = Vec::new();
-    for Entry { number, at, what, why, went, kind, by } in entries {
-        let ago_ms = now.saturating_duration_since(*at).as_millis() as u64;
-        let (what, why, went) = (what.clone(), why.clone(), went.clone());
-        let unix_ms = unix_ms.saturating_sub(ago_ms);
-        let line = Line { number: *number, unix_ms, what, why, went, of_comm: false, kind: *kind, by: by.clone() };
-        // Text and numbers can be written.
-        lines.extend(serde_json::to_vec(&line).unwrap_or_default());
-        lines.push(b'\n');
-    }
-    lines
+    let line = |entry| [line_of(entry, now), vec![b'\n']].concat();
+    entries.into_iter().flat_map(line).collect()
+}
+
+/// An entry as it is kept.
+pub(super) fn line_of(entry: &Entry, now: Instant) -> Vec<u8> {
+    let Entry { number, at, what, why, went, kind, by } = entry.clone();
+    let ago_ms = now.saturating_duration_since(at).as_millis() as u64;
+    let unix_ms = (unix_time().as_millis() as u64).saturating_sub(ago_ms);
+    let line = Line { number, unix_ms, what, why, went, of_comm: false, kind, by };
+    // Text and numbers can be written.
+    serde_json::to_vec(&line).unwrap_or_default()
+}
+
+/// An entry that was kept.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn entry_of(line: &[u8], now: Instant) -> Result<Entry, String> {
+    let line = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    let Line { number, unix_ms, what, why, went, of_comm, kind, by } = line;
+    let kind = if of_comm { EntryKind::Communicator } else { kind };
+    // By this clock: another host's, or one that was set since, may be ahead.
+    let ago = Duration::from_millis((unix_time().as_millis() as u64).saturating_sub(unix_ms));
+    let at = now.checked_sub(ago).unwrap_or(now);
+    Ok(Entry { number, at, what, why, went, kind, by })
 }
 
 #[cfg(test)]

@@ -2,12 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use mccs_controller::inventory::Inventory;
 use mccs_controller::messages::answer::ControllerRequest;
 use mccs_controller::messages::message::Act;
 use mccs_exchange::protocol::{Event, Name};
 
+use super::store::StoreNews;
 use crate::proxy::ReplyTo;
 
 /// To the engine.
@@ -23,6 +25,8 @@ pub enum ControllerInput {
         /// To be answered.
         reply_to: ReplyTo,
     },
+    /// Who has the office, as the store says.
+    Store(StoreNews),
     /// An operator did something on this host.
     Acted(Act),
     /// An operator wants to know of all hosts.
@@ -34,25 +38,61 @@ pub enum ControllerInput {
     },
 }
 
+/// Who is the controller.
+#[derive(Debug, Clone)]
+pub enum ControllerChoice {
+    /// This host.
+    Host(Name),
+    /// Whoever of these is elected.
+    Elected {
+        /// In order.
+        candidates: Vec<Name>,
+        /// Where; absent: by the votes of hosts.
+        store: Option<Box<StoreSettings>>,
+        /// How long a host's vote holds: as long as a link may be silent.
+        vote_lease: Duration,
+        /// When hosts that were not met are lost.
+        host_timeout: Duration,
+    },
+}
+
+/// A store, and which cluster's it is.
+#[derive(Debug, Clone)]
+pub struct StoreSettings {
+    /// Where it is.
+    pub store: mccs_config::service::Store,
+    /// Certificates of who signs hosts' certificates.
+    pub authority: PathBuf,
+}
+
 /// What the engine is told.
 #[derive(Debug, Clone)]
 pub struct ControllerSettings {
     /// This host.
     pub own: Name,
     /// The host that is obeyed.
-    pub host: Name,
+    pub choice: ControllerChoice,
     /// All hosts.
     pub hosts: Vec<Name>,
     /// Where they are reached, and this host's address for flows, if it has one of its own: for probes of paths.
     pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
     /// What the service uses of its host's GPUs and RDMA devices; nothing as long as nobody has looked for them. The engine looks for interfaces.
     pub inventory: Inventory,
-    /// `topology.toml` and `policy.toml`, where this is the controller.
-    pub files: Option<(PathBuf, PathBuf)>,
+    /// What the operator writes, where this is the controller.
+    pub files: Option<ControllerFiles>,
     /// Where the controller keeps what operators have said of links.
     pub links: Option<PathBuf>,
     /// Where the controller keeps its history.
     pub history: Option<PathBuf>,
+}
+
+/// The operator's files.
+#[derive(Debug, Clone)]
+pub struct ControllerFiles {
+    /// `topology.toml`.
+    pub topology: PathBuf,
+    /// `policy.toml`.
+    pub policy: PathBuf,
 }
 
 impl ControllerSettings {
@@ -60,11 +100,11 @@ impl ControllerSettings {
     #[must_use]
     pub fn new(config: &mccs_config::ServiceConfig, controller: &mccs_config::service::Controller) -> Self {
         let name = |name: &str| Name::new(name).expect("invariant: a checked host's name is a DNS name");
-        let is_here = controller.host == config.name();
+        let may_be_here = controller.may_be(&config.name());
         let files = controller.topology.clone().zip(controller.policy.clone());
         ControllerSettings {
             own: name(&config.name()),
-            host: name(&controller.host),
+            choice: choice(config, controller, &name),
             hosts: config.hosts.iter().map(|host| name(&host.name)).collect(),
             addresses: (
                 config.hosts.iter().map(|host| (name(&host.name), host.address.0)).collect(),
@@ -75,15 +115,39 @@ impl ControllerSettings {
                     .filter(|address| !address.is_unspecified()),
             ),
             inventory: Inventory::default(),
-            files: files.filter(|_| is_here),
-            links: controller.links.clone().filter(|_| is_here),
-            history: controller.history.clone().filter(|_| is_here),
+            files: files.filter(|_| may_be_here).map(|(topology, policy)| ControllerFiles { topology, policy }),
+            links: controller.links.clone().filter(|_| may_be_here),
+            history: controller.history.clone().filter(|_| may_be_here),
         }
     }
 
-    /// Whether this host has the controller role.
+    /// Whether this host has the controller role, or may be elected to.
     #[must_use]
-    pub fn is_here(&self) -> bool {
-        self.own == self.host
+    pub fn may_be_here(&self) -> bool {
+        match &self.choice {
+            ControllerChoice::Host(host) => self.own == *host,
+            ControllerChoice::Elected { candidates, .. } => candidates.contains(&self.own),
+        }
+    }
+}
+
+/// Of a checked configuration.
+fn choice(
+    config: &mccs_config::ServiceConfig,
+    controller: &mccs_config::service::Controller,
+    name: &dyn Fn(&str) -> Name,
+) -> ControllerChoice {
+    let exchange = config.exchange.as_ref().expect("invariant: a checked controller has an exchange");
+    match &controller.host {
+        Some(host) => ControllerChoice::Host(name(host)),
+        None => ControllerChoice::Elected {
+            candidates: controller.hosts.iter().map(|host| name(host)).collect(),
+            store: config
+                .store
+                .clone()
+                .map(|store| Box::new(StoreSettings { store, authority: exchange.authority.clone() })),
+            vote_lease: exchange.link_timeout.0,
+            host_timeout: exchange.host_timeout.0,
+        },
     }
 }

@@ -56,11 +56,17 @@ fn parse(text: &[u8]) -> Result<Vec<LinkOverride>, String> {
 #[cfg(test)]
 mod tests {
     use mccs_controller::links::LinkState;
+    use mccs_controller::links::link_overrides::WordNumber;
 
     use super::*;
 
     fn link(lower: &str) -> LinkOverride {
-        LinkOverride { lower: lower.into(), upper: "spine0".into(), state: LinkState::Down, number: (u64::MAX, 1) }
+        LinkOverride {
+            lower: lower.into(),
+            upper: "spine0".into(),
+            state: LinkState::Down,
+            number: WordNumber { life: u64::MAX, count: 1 },
+        }
     }
 
     #[test]

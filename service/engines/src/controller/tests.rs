@@ -1,5 +1,4 @@
-use std::path::PathBuf;
-
+use super::ControllerFiles;
 use mccs_controller::communicators::communicator::{ORDER_TIME, PAUSE};
 use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest, Standing};
 use mccs_controller::messages::message::Report;
@@ -16,7 +15,7 @@ fn name(text: &str) -> Name {
 fn settings(hosts: &[&str]) -> ControllerSettings {
     ControllerSettings {
         own: name(hosts[0]),
-        host: name(hosts[0]),
+        choice: ControllerChoice::Host(name(hosts[0])),
         hosts: hosts.iter().map(|host| name(host)).collect(),
         addresses: (Vec::new(), None),
         inventory: Inventory::default(),
@@ -27,14 +26,14 @@ fn settings(hosts: &[&str]) -> ControllerSettings {
 }
 
 /// The example's topology, and a policy.
-fn files(folder: &std::path::Path, policy: &str) -> Option<(PathBuf, PathBuf)> {
+fn files(folder: &std::path::Path, policy: &str) -> Option<ControllerFiles> {
     let file = |name: &str, text: &str| {
         let path = folder.join(name);
         std::fs::write(&path, text).unwrap();
         path
     };
     let topology = file("topology.toml", include_str!("../../../../config/examples/topology.toml"));
-    Some((topology, file("policy.toml", policy)))
+    Some(ControllerFiles { topology, policy: file("policy.toml", policy) })
 }
 
 /// A controller whose exchange takes nothing, and what that was to tell.
@@ -46,7 +45,7 @@ fn stuck_with(settings: &ControllerSettings) -> (ControllerEngine, Mailbox<Reque
     let exchange = Mailbox::new(1);
     let (inputs, proxy) = (Mailbox::new(8), Mailbox::new(1).sender());
     let engine = ControllerEngine::new(settings, inputs, exchange.sender(), proxy, Arc::default(), Arc::default());
-    (engine, exchange)
+    (engine.unwrap(), exchange)
 }
 
 /// All that hosts were to be told and were.
@@ -107,8 +106,9 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
     let (exchange, proxy) = (Mailbox::new(1024), Mailbox::new(1));
     let inputs = Mailbox::new(64);
     let to_engine = inputs.sender();
-    let mut engine =
+    let engine =
         ControllerEngine::new(&settings, inputs, exchange.sender(), proxy.sender(), Arc::default(), Arc::default());
+    let mut engine = engine.unwrap();
     let told = |exchange: &Mailbox<Request>| {
         let requests = std::iter::from_fn(|| exchange.pop());
         let told = requests
@@ -183,7 +183,7 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
 #[test]
 fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
     let proxy = Mailbox::new(1);
-    let settings = ControllerSettings { host: name("b"), ..settings(&["a", "b"]) };
+    let settings = ControllerSettings { choice: ControllerChoice::Host(name("b")), ..settings(&["a", "b"]) };
     let mut engine = ControllerEngine::new(
         &settings,
         Mailbox::new(8),
@@ -191,7 +191,8 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
         proxy.sender(),
         Arc::default(),
         Arc::default(),
-    );
+    )
+    .unwrap();
     let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
     let mut heard = Vec::new();
     let mut hear = || match proxy.pop() {
@@ -231,6 +232,7 @@ fn the_history_of_a_life_is_known_to_the_next() {
             Arc::default(),
             Arc::default(),
         )
+        .unwrap()
     };
     let entries = |engine: &mut ControllerEngine| {
         let history = engine.role.as_mut().unwrap().controller.history();
@@ -239,6 +241,7 @@ fn the_history_of_a_life_is_known_to_the_next() {
     let now = Instant::now();
     for life in 1..=3_u64 {
         let mut engine = start();
+        engine.begin(now);
         assert_eq!(entries(&mut engine).len() as u64, life - 1);
         for event in [Event::Met { host: name("b") }, Event::Lost { host: name("b") }] {
             engine.take(ControllerInput::Exchange(event), now);

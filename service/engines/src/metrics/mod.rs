@@ -11,7 +11,11 @@
 //!
 //! Deliberately absent: TLS and passwords. The address says who may read; a proxy in front can say it better.
 
+mod families;
+#[cfg(test)]
+mod fixture;
 pub mod http;
+pub mod otlp;
 mod prometheus;
 
 use std::collections::BTreeMap;
@@ -24,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use mccs_registry::Overseer;
-use mccs_runtime::{Context, Engine, Progress, Runtimes};
+use mccs_runtime::{Context, Engine, Progress};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use self::http::{HEAD_BYTES_MAX, Status, answer, asked};
@@ -121,20 +125,12 @@ pub struct MetricsEngine {
     deaf_until: Option<Instant>,
 }
 
-/// Starts a metrics engine on a runtime. Returns where it listens.
+/// Listens for scrapers.
 ///
 /// # Errors
 /// The address is taken or not this host's, or the kernel refuses a descriptor.
-pub fn start_metrics(
-    runtimes: &Runtimes,
-    runtime: u32,
-    listen: SocketAddr,
-    overseer: Overseer,
-) -> anyhow::Result<SocketAddr> {
-    let engine = MetricsEngine::new(listen, overseer).with_context(|| format!("metrics.listen = \"{listen}\""))?;
-    let address = engine.address().context("metrics.listen")?;
-    runtimes.start_engine(runtime, |_| Box::new(engine))?;
-    Ok(address)
+pub fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(at).with_context(|| format!("metrics.listen = \"{at}\""))
 }
 
 impl MetricsEngine {
@@ -143,7 +139,14 @@ impl MetricsEngine {
     /// # Errors
     /// The address is taken or not this host's, or the kernel refuses a descriptor.
     pub fn new(listen: SocketAddr, overseer: Overseer) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(listen)?;
+        Self::over(TcpListener::bind(listen)?, overseer)
+    }
+
+    /// Answers who connects to a socket.
+    ///
+    /// # Errors
+    /// The kernel refuses a descriptor.
+    pub fn over(listener: TcpListener, overseer: Overseer) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER_TOKEN))?;

@@ -2,7 +2,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 
 use mccs_registry::Registry;
-use mccs_runtime::RuntimeOptions;
+use mccs_runtime::{RuntimeOptions, Runtimes};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, setsockopt, socket, sockopt};
 
 use super::*;

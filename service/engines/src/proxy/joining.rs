@@ -31,6 +31,7 @@ use mccs_tenants::session::Opens;
 use super::MakeSchedules;
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::JoinRequest;
+use crate::proxy::calls::resumed::ResumedComm;
 use crate::proxy::joining::admission::{join_failed, of_two_families, refuse_all, shared_gpu};
 use crate::proxy::joining::new_comm::NewComm;
 use crate::proxy::joining::rendezvous::{Joined, Rendezvous};
@@ -201,6 +202,11 @@ impl Joining {
         }
     }
 
+    /// Goes on with a communicator of the program before.
+    pub(super) fn resume(&self, state: &mut State, comm: ResumedComm) {
+        new_comm::resume(comm, state, &self.make_schedules);
+    }
+
     /// Begins a communicator. Returns whether its ranks run collectives on GPUs themselves.
     pub(super) fn begin(&self, state: &mut State, new: NewComm) -> bool {
         new.begin(state, &self.make_schedules)
@@ -243,6 +249,11 @@ impl Joining {
             refuse_all(&refusal, members);
         }
         self.late.tell(registry, self.rendezvous.late_changes(), || self.rendezvous.late(), now);
+    }
+
+    /// The service has stood still for so long.
+    pub(super) fn put_off(&mut self, by: Duration) {
+        self.rendezvous.put_off(by);
     }
 
     /// When to [look](Joining::expire) again.

@@ -31,6 +31,7 @@ mod communicator;
 mod execution;
 mod gpu_watch;
 mod gpus;
+mod handover;
 mod joining;
 mod mail;
 mod operators;
@@ -44,6 +45,7 @@ use std::time::{Duration, Instant};
 
 use mccs_device::{Device, DeviceEvent, DeviceEvents};
 use mccs_exchange::protocol::{ChangeRequest, Event};
+use mccs_handover::Handover;
 use mccs_ipc::types::ErrorClass;
 use mccs_model::SessionId;
 use mccs_registry::Registry;
@@ -57,10 +59,12 @@ pub use self::calls::describe::signature;
 use self::calls::failure::Failure;
 use self::calls::members::Leaving;
 pub use self::calls::operation::{JoinRequest, JoinedRank, OpeningMemory, Operation, ProxyReply, RoundState, TwinPart};
+pub use self::calls::resumed::{ResumedComm, ResumedMember};
 pub(crate) use self::communicator::port_lanes::frames_bytes;
 pub use self::communicator::schedule_cache::ScheduleCache;
 use self::execution::Execution;
 use self::gpu_watch::GpuWatch;
+use self::handover::StandsStill;
 use self::joining::Joining;
 use self::joining::new_comm::NewComm;
 pub use self::joining::setups::Cluster;
@@ -114,6 +118,8 @@ pub struct ProxyEngine {
     /// Why communicators are stuck.
     diagnostics: Diagnostics,
     forwarded: ForwardedRequests,
+    /// When all stand still, to be handed over.
+    stands_still: StandsStill,
 }
 
 impl ProxyEngine {
@@ -147,7 +153,15 @@ impl ProxyEngine {
             gpu_watch: GpuWatch::new(timeouts.operation),
             diagnostics: Diagnostics::default(),
             forwarded: ForwardedRequests::default(),
+            stands_still: StandsStill::default(),
         }
+    }
+
+    /// The same, which stands still when all do.
+    #[must_use]
+    pub fn with_handover(self, handover: Arc<Handover>) -> Self {
+        handover.register_proxy(self.mailbox.waker().clone());
+        ProxyEngine { stands_still: StandsStill::with(handover), ..self }
     }
 
     /// The same, where the operator says whether ranks of several processes are refused on one GPU.
@@ -215,15 +229,23 @@ impl ProxyEngine {
             ProxyMessage::Controller(order) => self.controller_order(order),
             ProxyMessage::Operator(message) => self.operator_message(message),
             ProxyMessage::FamilyFailed { whole, failure } => self.state.abort_whole(whole, &failure),
+            ProxyMessage::Resume(comms) => {
+                for comm in comms {
+                    self.joining.resume(&mut self.state, comm);
+                }
+                self.stands_still.note_resumed();
+            }
         }
     }
 
     fn do_item(&mut self, item: Item) {
+        let Some(item) = self.stands_still.hold(&self.state, item) else { return };
         let ProxyEngine { execution, state, .. } = self;
         match item {
             Item::Event(WorkEvent::Advance { session, stream }) => execution.advance(state, session, stream),
             Item::Event(WorkEvent::Ready { comm }) => execution.start_collective(state, comm),
             Item::Event(WorkEvent::PortChannels { comm, rank }) => execution.advance_port_channels(state, comm, rank),
+            Item::Event(WorkEvent::Lane(ended)) => execution.advance_lane(state, ended),
             Item::Event(WorkEvent::Close { session }) => self.close_session(session),
             Item::Message(message) => self.session_message(message),
         }
@@ -432,6 +454,13 @@ impl Engine for ProxyEngine {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
+        if let Some(stood_still) = self.stands_still.stood_still(cx.now) {
+            self.state.put_off(stood_still);
+            self.joining.put_off(stood_still);
+        }
+        if self.stands_still.is_due(&mut self.state, !self.mailbox.is_empty()) {
+            return Progress::IDLE;
+        }
         self.state.begin_poll(cx.now);
         let handled = self.take_turns(cx);
         let backlog =

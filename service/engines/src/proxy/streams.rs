@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use mccs_handover::EndedOperation;
 use mccs_ipc::types::Handle;
 use mccs_model::SessionId;
 use mccs_runtime::Share;
@@ -38,6 +39,15 @@ impl Streams {
     /// Sessions that have streams.
     pub(super) fn len(&self) -> usize {
         self.by_session.len()
+    }
+
+    /// Operations that have ended, and of which their tenants were not told: of groups that have not ended.
+    pub(super) fn untold(&self) -> impl Iterator<Item = EndedOperation> {
+        self.by_session.iter().flat_map(|(&session, streams)| {
+            let streams = (0..).zip(streams).filter_map(|(index, stream)| Some((index, stream.as_ref()?)));
+            streams
+                .flat_map(move |(stream, of)| of.untold().map(move |ticket| EndedOperation { session, stream, ticket }))
+        })
     }
 
     /// Whether a stream waits for its GPU.

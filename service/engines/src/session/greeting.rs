@@ -33,24 +33,33 @@ pub(super) enum Greeted {
     Broken(SocketError),
 }
 
+/// What a session shares with its tenant, sent with the welcome and kept for the service's next program.
+pub(super) struct Segment {
+    pub(super) fd: OwnedFd,
+    pub(super) layout: SegmentLayout,
+    pub(super) doorbell: Doorbell,
+}
+
 /// See the module's documentation.
 pub(super) struct Greeting {
     deadline: Instant,
-    /// Sent with the welcome.
-    segment_fd: OwnedFd,
-    layout: SegmentLayout,
     /// How long the tenant is to poll.
     spin: Duration,
 }
 
 impl Greeting {
     /// Begins now.
-    pub(super) fn new(segment_fd: OwnedFd, layout: SegmentLayout, spin: Duration) -> Self {
-        Greeting { deadline: Instant::now() + HELLO_WITHIN, segment_fd, layout, spin }
+    pub(super) fn new(spin: Duration) -> Self {
+        Greeting { deadline: Instant::now() + HELLO_WITHIN, spin }
     }
 
     pub(super) fn deadline(&self) -> Instant {
         self.deadline
+    }
+
+    /// The service has stood still for so long.
+    pub(super) fn put_off(&mut self, by: Duration) {
+        self.deadline += by;
     }
 
     /// Why a session ends whose deadline has passed.
@@ -59,7 +68,7 @@ impl Greeting {
     }
 
     /// Hears the hello, and welcomes the tenant.
-    pub(super) fn poll(&self, out: &mut Outlets, doorbell: &Doorbell) -> Greeted {
+    pub(super) fn poll(&self, out: &mut Outlets, segment: &Segment) -> Greeted {
         let socket = out.answers.socket_mut();
         let Ok(charge) = socket.charge_sent(WELCOME_FDS) else { return Greeted::NoRoomYet };
         let mut fds = Vec::new();
@@ -69,7 +78,7 @@ impl Greeting {
             Ok(None) => Greeted::NotYet,
             Ok(Some(hello)) if hello.magic == MAGIC && hello.version == VERSION => {
                 socket.note_sent(charge);
-                self.welcome(out, doorbell).map_or_else(Greeted::Unwelcomed, |()| Greeted::Welcomed)
+                self.welcome(out, segment).map_or_else(Greeted::Unwelcomed, |()| Greeted::Welcomed)
             }
             Ok(Some(hello)) => {
                 // The other side compares versions itself, and says what to do.
@@ -82,11 +91,11 @@ impl Greeting {
         }
     }
 
-    fn welcome(&self, out: &Outlets, doorbell: &Doorbell) -> Result<(), SocketError> {
+    fn welcome(&self, out: &Outlets, segment: &Segment) -> Result<(), SocketError> {
         let response = Response::Welcome {
             session: out.session.id,
             tenant: out.session.tenant.name.clone(),
-            layout: self.layout,
+            layout: segment.layout,
             spin: self.spin,
             operations_in_flight_max: out.session.tenant.quota.operations_in_flight,
             root_address: out.proxies.root_address.to_string(),
@@ -94,7 +103,7 @@ impl Greeting {
         let socket = out.answers.socket();
         socket.send_hello(0)?;
         let own = process(std::process::id());
-        let fds = [self.segment_fd.as_fd(), doorbell.as_fd()].into_iter().chain(own.as_ref().map(AsFd::as_fd));
+        let fds = [segment.fd.as_fd(), segment.doorbell.as_fd()].into_iter().chain(own.as_ref().map(AsFd::as_fd));
         socket.send(&ResponseEnvelope { id: 0, response }, &fds.collect::<Vec<_>>())
     }
 }

@@ -14,7 +14,10 @@
 
 mod accept;
 mod commands;
+mod descriptors;
 mod greeting;
+mod handover;
+mod not_resumed;
 mod outlets;
 mod requests;
 mod tables;
@@ -24,9 +27,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_device::OpenedPart;
+use mccs_handover::Handover;
 use mccs_ipc::handshake::SocketError;
+use mccs_ipc::loan;
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response};
-use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::ErrorClass;
 use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine, Progress, Share};
@@ -34,7 +38,9 @@ use mccs_tenants::Charge;
 
 pub use self::accept::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::commands::{CommandRing, Fence};
-use self::greeting::{Greeted, Greeting};
+use self::greeting::{Greeted, Greeting, Segment};
+pub use self::handover::ResumedSession;
+pub use self::not_resumed::NotResumed;
 use self::outlets::Outlets;
 use self::outlets::Place;
 pub use self::outlets::{GpuProxy, Proxies, ProxyQueues};
@@ -45,7 +51,7 @@ use crate::proxy::{ProxyReply, TwinPart};
 /// What a tenant is told of whom the service can take no more descriptors.
 const SLOW_TO_CLOSE: &str = "descriptors that this tenant has sent take too long to close";
 /// What a tenant is told when the service ends.
-const STOPPING: &str = "the service is stopping";
+const STOPPING: &str = "the service is stopping; connect again once it is there";
 /// How often a full socket is tried again.
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// How often the socket of a tenant of whom no request is read is looked at, for the end of its process.
@@ -68,7 +74,7 @@ enum State {
 /// The engine of one session. See the module's documentation.
 pub struct SessionEngine {
     state: State,
-    doorbell: Doorbell,
+    segment: Segment,
     outlets: Outlets,
     ring: CommandRing,
     requests: Requests,
@@ -76,19 +82,46 @@ pub struct SessionEngine {
     registry: Arc<Registry>,
     /// Where the engine goes once it has greeted.
     serving_runtime: u32,
+    handover: Arc<Handover>,
+    /// The last attempt to hand the service over in which it has stood still, or was asked.
+    handed_in: u64,
+    /// Since when it does.
+    still_since: Option<Instant>,
     _charge: Charge,
 }
 
 impl SessionEngine {
     /// Ends the session with a reason that the tenant is told.
     fn fence(&mut self, reason: &str) {
-        let Outlets { session, answers, .. } = &self.outlets;
+        let session = &self.outlets.session;
         tracing::debug!(session = session.id, tenant = %session.tenant.name, pid = session.peer.pid, reason, "session fenced");
-        if matches!(self.state, State::Greeting(_)) {
-            let _ = answers.socket().send_hello(ErrorClass::InvalidUsage.to_wire());
-        }
-        answers.send_last(ErrorClass::InvalidUsage, format!("the service ended this session: {reason}"));
+        self.send_last(ErrorClass::InvalidUsage, format!("the service ended this session: {reason}"));
         self.close();
+    }
+
+    /// Tells the tenant why its session ends, behind a hello where it has had none.
+    fn send_last(&mut self, class: ErrorClass, message: String) {
+        let answers = &mut self.outlets.answers;
+        if matches!(self.state, State::Greeting(_)) {
+            let _ = answers.socket().send_hello(class.to_wire());
+        }
+        answers.send_last(class, message);
+    }
+
+    /// Tells the tenant that it has no session, and why. Without a trace of it.
+    fn refuse(&mut self, message: &str) {
+        self.send_last(ErrorClass::System, message.to_owned());
+        self.close();
+    }
+
+    /// Ends once proxy engines have all that they are sent, and the tenant knows why.
+    fn poll_closing(&mut self, now: Instant, flushed: bool) -> Progress {
+        // The service's next program knows nothing of it.
+        if self.handover.is_running() && !self.outlets.answers.are_all_told(now) {
+            let again = Progress::Idle { wake_at: Some(now + ANSWER_AGAIN_AFTER) };
+            return if flushed { again } else { Progress::Busy };
+        }
+        if flushed { Progress::Done } else { Progress::Busy }
     }
 
     /// Ends the session if its tenant cannot be answered.
@@ -114,7 +147,7 @@ impl SessionEngine {
     fn greet(&mut self, now: Instant) -> Progress {
         let State::Greeting(greeting) = &self.state else { return Progress::Busy };
         let deadline = greeting.deadline();
-        let greeted = greeting.poll(&mut self.outlets, &self.doorbell);
+        let greeted = greeting.poll(&mut self.outlets, &self.segment);
         match greeted {
             Greeted::NotYet | Greeted::NoRoomYet => {
                 if self.outlets.answers.socket().is_orphaned() {
@@ -309,7 +342,11 @@ impl SessionEngine {
         match reply {
             ProxyReply::Joined(joined) => ranks.joined(out, joined),
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
-                ranks.remove(tenant_comm);
+                if ranks.remove(tenant_comm) {
+                    // Its tenant has asked for nothing that this could be the answer to.
+                    return self
+                        .fence(&format!("a communicator of the service's program before cannot go on: {message}"));
+                }
                 out.answers.refuse(request, class, message);
             }
             ProxyReply::PortChannel { request, answer } => match answer {
@@ -347,6 +384,9 @@ impl SessionEngine {
         self.fence_unanswerable();
         self.requests.look_at_clock(cx.now);
         let look_at = self.outlets.answers.socket_mut().look_whether_taken(cx.now);
+        if self.tables.ranks.are_resuming() {
+            return if busy { Progress::Busy } else { Progress::IDLE };
+        }
         if flushed {
             busy |= self.serve_ring(cx.now, cx.budget);
             busy |= self.tables.fifos.take_triggers(&mut self.outlets, cx.now, cx.budget);
@@ -396,12 +436,20 @@ impl Engine for SessionEngine {
     }
 
     fn doorbells(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.doorbell.as_fd()]
+        vec![self.segment.doorbell.as_fd()]
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
         let flushed = self.outlets.outbox.flush();
+        let moment = self.handover.moment();
+        self.say_obstacle(moment);
+        self.put_off(cx.now, moment);
         match self.state {
+            State::Greeting(_) | State::Serving if !moment.is_running() => self.stand_still(cx, moment, flushed),
+            State::Greeting(_) | State::Serving if self.outlets.session.tenant.is_removed() => {
+                self.fence(&self.outlets.session.tenant.removal());
+                Progress::Busy
+            }
             State::Greeting(_) => self.greet(cx.now),
             State::Serving => self.serve_turn(cx, flushed),
             State::Finishing { .. } => {
@@ -410,19 +458,24 @@ impl Engine for SessionEngine {
                 }
                 Progress::Busy
             }
-            State::Closing if flushed => Progress::Done,
-            State::Closing => Progress::Busy,
+            State::Closing => self.poll_closing(cx.now, flushed),
         }
     }
 
     fn ignores_descriptors(&self) -> bool {
-        self.requests.hold_others() || self.outlets.answers.are_waiting()
+        !self.handover.is_running() || self.requests.hold_others() || self.outlets.answers.are_waiting()
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
         let Outlets { session, outbox, replies, .. } = &self.outlets;
-        if !outbox.is_empty() || !replies.is_empty() || matches!(self.state, State::Finishing { .. } | State::Closing) {
+        if matches!(self.state, State::Closing) {
+            return outbox.is_empty() && self.outlets.answers.are_waiting();
+        }
+        if !outbox.is_empty() || !replies.is_empty() || matches!(self.state, State::Finishing { .. }) {
             return false;
+        }
+        if !self.handover.is_running() {
+            return true;
         }
         let limit = session.tenant.quota.operations_in_flight;
         if session.in_flight() >= limit {
@@ -436,8 +489,8 @@ impl Engine for SessionEngine {
 
 impl Drop for SessionEngine {
     fn drop(&mut self) {
-        if matches!(self.state, State::Serving) {
-            self.outlets.answers.send_last(ErrorClass::System, STOPPING.to_owned());
+        if matches!(self.state, State::Greeting(_) | State::Serving) && !loan::is_on() {
+            self.send_last(ErrorClass::System, STOPPING.to_owned());
         }
         self.registry.remove_session(self.outlets.session.id);
     }

@@ -49,6 +49,20 @@ pub(super) struct Requests {
 }
 
 impl Requests {
+    /// Those that another program has read, each behind so many commands.
+    pub(super) fn resumed(parked: impl IntoIterator<Item = (u64, RequestEnvelope)>) -> Self {
+        let parked = parked.into_iter();
+        let parked = parked.map(|(commands, envelope)| Parked { commands, triggers: Vec::new(), envelope }).collect();
+        Requests { parked, ..Requests::default() }
+    }
+
+    /// Requests that wait, each for so many commands of the ring to be taken first, behind the `taken` ones and those that another program had
+    /// taken.
+    pub(super) fn hand_over(&self, taken: u64) -> Vec<(u64, RequestEnvelope)> {
+        let left = |parked: &Parked| (parked.commands.saturating_sub(taken), parked.envelope.clone());
+        self.parked.iter().map(left).collect()
+    }
+
     /// Whether the tenant has made more than its rate, and others are here: then no request is read for a while.
     pub(super) fn pauses(&mut self, tenant: &Tenant, registry: &Registry, now: Instant) -> bool {
         if self.paused_until.is_none() && !tenant.may_request(now) && registry.has_others(tenant) {

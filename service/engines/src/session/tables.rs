@@ -7,9 +7,9 @@ mod seat;
 mod streams;
 pub(super) mod twins;
 
-pub(super) use self::memory::{Deferred, Memory};
+pub(super) use self::memory::{Deferred, HandedMemory, Memory};
 pub(super) use self::port_channels::{Fifos, TriggersBefore};
-pub(super) use self::ranks::{JoinCall, Ranks, ReadyRank};
+pub(super) use self::ranks::{HandedRanks, JoinCall, Ranks, ReadyRank};
 pub(super) use self::seat::SlotTwin;
 pub(super) use self::streams::{Streams, WrongTicket};
 

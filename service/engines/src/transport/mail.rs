@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn mail_waits_for_room_and_keeps_its_order() {
         let full = Mailbox::new(1);
-        let engine = TransportHandle { number: 1, sender: full.sender() };
+        let engine = TransportHandle { number: 1, sender: full.sender(), is_near: false };
         let mut mail = TransportMail::default();
         (1..=3).for_each(|number| mail.tell(&engine, close(number)));
         for number in 1..=3 {
@@ -120,7 +120,11 @@ mod tests {
     #[test]
     fn engines_that_leave_the_pool_retire() {
         let mailboxes = [Mailbox::new(4), Mailbox::new(4)];
-        let engine = |number: usize| TransportHandle { number: number as u64, sender: mailboxes[number].sender() };
+        let engine = |number: usize| TransportHandle {
+            number: number as u64,
+            sender: mailboxes[number].sender(),
+            is_near: false,
+        };
         let mut mail = TransportMail::default();
         mail.set_engines(vec![engine(0), engine(1)]);
         mail.set_engines(vec![engine(1)]);

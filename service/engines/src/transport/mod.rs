@@ -34,7 +34,7 @@ use mccs_transport::TransportError;
 
 pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
 pub use self::events::{TransportEvent, TransportEvents};
-use self::links::{Links, NextEpoch, PaceHere, PathAssignment, Peers};
+use self::links::{Links, NextEpoch, PaceHere, PathAssignment, Peers, PreparedEpoch};
 pub use self::mail::TransportMail;
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 pub use self::workers::{Network, PoolWorkers, Tag};
@@ -134,6 +134,8 @@ pub struct TransportHandle {
     pub number: u64,
     /// Where its jobs go.
     pub sender: Sender<TransportMessage>,
+    /// Whether it was started on the proxy engine's thread.
+    pub is_near: bool,
 }
 
 /// See the module's documentation.
@@ -229,10 +231,10 @@ impl TransportEngine {
 
     /// Tells of strategies whose links are there, or cannot be.
     fn tell_prepared(&mut self) {
-        while let Some((links, epoch, made)) = self.links.as_mut().and_then(Links::prepared)
+        while let Some(PreparedEpoch { id, epoch, connected }) = self.links.as_mut().and_then(Links::prepared)
             && let Some(proxy) = self.prepares_for.clone()
         {
-            self.tell(proxy, TransportEvent::EpochPrepared { links, epoch, made });
+            self.tell(proxy, TransportEvent::EpochPrepared { links: id, epoch, made: connected });
         }
     }
 

@@ -9,7 +9,7 @@ use mccs_device::host::{HostDevice, HostOptions};
 use mccs_device::{Buffers, Collective, Device, Launched, Operand, RankCall, RankCalls};
 use mccs_exchange::protocol::Name;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_model::link::LinksId;
+use mccs_model::link::{LinkEngines, LinksId};
 use mccs_transport::memory::{MemoryNetwork, MemoryNetworkOptions};
 use mccs_transport::{FlowOptions, ListenOptions};
 
@@ -63,14 +63,14 @@ impl Side {
             let (to_engine, sender) = (mailbox.sender(), proxy.sender());
             let listen = ListenOptions::new([127, 0, 0, 1].into());
             let links = Links::new(Box::new(network.add_host()), listen, FlowOptions::default());
-            let engines = vec![TransportHandle { number: 0, sender: to_engine }];
+            let engines = vec![TransportHandle { number: 0, sender: to_engine, is_near: false }];
             let activity = Activity::new(Instant::now());
             let buffers = (0..collectives).map(|number| [contribution(rank, number), vec![0xee; 2 * BYTES]]).collect();
             Side {
                 rank,
                 engine: TransportEngine::new(0, mailbox, Some(links)),
                 mail: TransportMail::default(),
-                network: Network { links: LINKS, epoch: 0, engines, activity },
+                network: Network { links: LINKS, epoch: 0, engines, placed: LinkEngines::round(1), activity },
                 events: TransportEvents::to(move |event| sender.send(event)),
                 proxy,
                 buffers,
@@ -82,6 +82,7 @@ impl Side {
         let host = |(number, listener)| PeerHost {
             name: Name::new(&format!("h{number}")).unwrap(),
             listeners: vec![listener],
+            engines: LinkEngines::round(1),
             pairs: Arc::default(),
         };
         let hosts = listeners.into_iter().enumerate().map(host).collect();
@@ -117,7 +118,7 @@ impl Side {
             spans_hosts: true,
         };
         let job = Handle { index: self.launched as u32, generation: 1 };
-        let network = Some((&self.network, Tag(self.launched as u32)));
+        let network = Some((&self.network, Tag::of(self.launched as u32)));
         let mut workers = PoolWorkers::new(&mut self.mail, self.events.clone(), network);
         let options = HostOptions {
             inline_bytes: 0,

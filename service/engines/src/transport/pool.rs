@@ -19,6 +19,8 @@ pub type MakeLinks = Box<dyn FnMut() -> Result<Option<Links>, TransportError> + 
 /// All transport engines of a service. Used on the control path only.
 pub struct TransportPool {
     runtimes: Arc<Runtimes>,
+    /// Of the proxy engines.
+    proxies_runtime: u32,
     proxies: Vec<TransportEvents>,
     state: Mutex<State>,
     /// Where engines record what they do.
@@ -51,17 +53,18 @@ pub enum PoolError {
 }
 
 impl TransportPool {
-    /// An empty pool that serves `proxies`.
+    /// An empty pool that serves `proxies`, which are on the runtime `proxies_runtime`.
     #[must_use]
     pub fn new(
         runtimes: Arc<Runtimes>,
+        proxies_runtime: u32,
         proxies: Vec<TransportEvents>,
         placement: Placement,
         make_links: MakeLinks,
         recorders: Arc<Recorders>,
     ) -> Self {
         let state = State { transports: Vec::new(), next_number: 0, placement, make_links };
-        TransportPool { runtimes, proxies, state: Mutex::new(state), recorders }
+        TransportPool { runtimes, proxies_runtime, proxies, state: Mutex::new(state), recorders }
     }
 
     /// Number of engines now.
@@ -88,9 +91,10 @@ impl TransportPool {
         let before = state.transports.clone();
         while state.transports.len() < count {
             let mailbox = Mailbox::new(TRANSPORT_MAILBOX_MAX);
-            let handle = TransportHandle { number: state.next_number, sender: mailbox.sender() };
             let index = state.transports.len();
             let runtime = (state.placement)(index)?;
+            let is_near = runtime == self.proxies_runtime;
+            let handle = TransportHandle { number: state.next_number, sender: mailbox.sender(), is_near };
             let links = (state.make_links)()?;
             let engine = TransportEngine::new(handle.number, mailbox, links);
             let recorder = self.recorders.recorder(engine.name());

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs_exchange::protocol::Name;
-use mccs_model::link::{FlowWait, LinkKey};
-use mccs_model::rate_limit::{Pace, SharedBucket};
+use mccs_model::link::{FlowWait, LinkEngines, LinkKey};
+use mccs_model::rate_limit::{CappedFlow, Pace, SharedBucket};
 use mccs_telemetry::placed::PaceUse;
 use mccs_transport::memory::{MemoryNetwork, MemoryNetworkOptions};
 use mccs_transport::{Fault, FlowOptions, ListenOptions};
@@ -220,7 +220,12 @@ fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_
     let mut hosts = [0, 1].map(links);
     let listeners = hosts.each_mut().map(|host| host.listen(id).unwrap());
     let names = ["h0", "h1"].map(|name| Name::new(name).unwrap());
-    let peer = |(name, listener)| PeerHost { name, listeners: vec![listener], pairs: Arc::default() };
+    let peer = |(name, listener)| PeerHost {
+        name,
+        listeners: vec![listener],
+        engines: LinkEngines::round(1),
+        pairs: Arc::default(),
+    };
     let peers = names.into_iter().zip(listeners).map(peer).collect();
     let peers = Arc::new(Peers {
         hosts: peers,
@@ -277,6 +282,9 @@ const PACED: LinksId = LinksId(7);
 /// Another of the same tenant, with the same hosts.
 const BESIDE: LinksId = LinksId(8);
 
+/// Of each host.
+const ENGINES: LinkEngines = LinkEngines { round: 2, near: None };
+
 impl PacedHost {
     fn new(pace: Pace) -> Self {
         let (network, now) = (MemoryNetwork::new(MemoryNetworkOptions::default()), Instant::now());
@@ -290,6 +298,7 @@ impl PacedHost {
             let host = |name: &str| PeerHost {
                 name: Name::new(name).unwrap(),
                 listeners: listeners.clone(),
+                engines: ENGINES,
                 pairs: Arc::default(),
             };
             let (hosts, host_of_rank) = (["h0", "h1", "h2"].map(host).to_vec(), vec![0, 0, 1, 1, 2]);
@@ -326,14 +335,14 @@ impl PacedHost {
     fn send_of(&mut self, links: &[(LinksId, LinkKey)]) -> Vec<f64> {
         const BYTES: u64 = 64 << 10;
         for (id, link) in links {
-            self.engines[link.engine(2)].send_flow(*id, *link, self.now).unwrap();
+            self.engines[ENGINES.of(*link)].send_flow(*id, *link, self.now).unwrap();
         }
         let (end, mut bits) = (self.now + Duration::from_secs(2), vec![0.0; links.len()]);
         let mut turn = 0;
         while self.now < end {
             let mut has_sent = false;
             for place in (0..links.len()).map(|place| (place + turn) % links.len()) {
-                let ((id, link), engine) = (links[place], &mut self.engines[links[place].1.engine(2)]);
+                let ((id, link), engine) = (links[place], &mut self.engines[ENGINES.of(links[place].1)]);
                 if engine.may_send(id, link, 0, BYTES, self.now) {
                     engine.sent(id, link, BYTES, self.now);
                     (bits[place], has_sent) = (bits[place] + BYTES as f64 * 8.0, true);
@@ -371,7 +380,7 @@ fn a_cap_is_of_all_that_goes_to_a_host_on_a_channel_however_many_links_that_are(
     for flow in flows {
         assert!(is_about(flow.iter().sum(), cap_bps), "{bps:?}");
     }
-    assert!(pairs.iter().any(|(src, dst)| LinkKey::of_pair(*src, *dst, 0).engine(2) == 1), "by both engines");
+    assert!(pairs.iter().any(|(src, dst)| ENGINES.of(LinkKey::of_pair(*src, *dst, 0)) == 1), "by both engines");
 }
 
 /// Two communicators send all they can to two hosts, on two channels and point to point, by two engines, and the same ones are always looked at first:
@@ -382,7 +391,7 @@ fn a_cap_of_a_host_is_of_all_that_a_tenant_sends_out_of_it_and_all_take_turns() 
     let mut host = PacedHost::new(Pace { host_cap_bps: Some(low_bps), ..Pace::default() });
     host.in_turn = false;
     let all = [link(0, 0, 2), link(1, 0, 2), link(0, 1, 4), LinkKey::of_pair(0, 2, 0), LinkKey::of_pair(1, 4, 0)];
-    assert!(all[3].engine(2) != all[4].engine(2), "by both engines");
+    assert!(ENGINES.of(all[3]) != ENGINES.of(all[4]), "by both engines");
     let both = [PACED, BESIDE].map(|id| all.map(|link| (id, link))).concat();
     let bps = host.send_of(&both);
     assert!(is_about(bps.iter().sum(), low_bps), "{bps:?}");
@@ -404,7 +413,8 @@ fn a_cap_of_a_host_is_of_all_that_a_tenant_sends_out_of_it_and_all_take_turns() 
 #[test]
 fn what_no_flow_of_the_strategy_carries_is_held_to_what_its_flows_are_allotted() {
     let to_next = Name::new("h1").unwrap();
-    let flows = vec![(0, to_next.clone(), 300 * MBPS), (1, to_next, 100 * MBPS)];
+    let flow = |channel, cap_bps| CappedFlow { channel, to: to_next.clone(), cap_bps };
+    let flows = vec![flow(0, 300 * MBPS), flow(1, 100 * MBPS)];
     let pace = Pace { flows, ..Pace::default() };
     let others = [link(0, 0, 4), link(2, 0, 2), link(3, 1, 4), LinkKey::of_pair(0, 2, 0), LinkKey::of_pair(1, 4, 0)];
     let bps = PacedHost::new(pace.clone()).send_on(&others);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mccs_collective::Shape;
 use mccs_device::{BoundSchedule, LaunchError, Launched, PieceJob, Workers};
 use mccs_ipc::types::Handle;
-use mccs_model::link::{LinkKey, LinksId};
+use mccs_model::link::{LinkEngines, LinkKey, LinksId};
 use mccs_telemetry::recorder::job_number;
 
 use super::channel_run::{ChannelRun, Remote};
@@ -20,15 +20,46 @@ pub struct Network {
     pub links: LinksId,
     /// Number of its strategy.
     pub epoch: u32,
-    /// The engines that own them; [`LinkKey::engine`] says which owns what.
+    /// The engines that own them.
     pub engines: Vec<TransportHandle>,
+    /// Which of them owns which.
+    pub placed: LinkEngines,
     /// When they last moved something for it.
     pub activity: Activity,
 }
 
 /// What messages to other hosts say of the operation that they belong to: the same on all hosts if they call the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tag(pub u32);
+pub struct Tag {
+    /// Travels with each message.
+    pub value: u32,
+    /// Whether what is sent may be less than what the receiver has room for. It is one message then, however long.
+    pub is_at_most: bool,
+}
+
+impl Tag {
+    /// Of messages whose length both sides know.
+    #[must_use]
+    pub const fn of(value: u32) -> Self {
+        Tag { value, is_at_most: false }
+    }
+
+    /// Of messages of which the sender alone knows how long they are.
+    #[must_use]
+    pub const fn of_at_most(value: u32) -> Self {
+        Tag { value, is_at_most: true }
+    }
+
+    /// Whether a message is one of these, where `room_bytes` are asked for.
+    pub(super) fn fits(self, value: u32, bytes: u64, room_bytes: u64) -> bool {
+        value == self.value && if self.is_at_most { bytes <= room_bytes } else { bytes == room_bytes }
+    }
+
+    /// Longest message of a link on which others have so many bytes at most.
+    pub(super) fn message_bytes(self, of_link: u64) -> u64 {
+        if self.is_at_most { u64::MAX } else { of_link }
+    }
+}
 
 /// The engines that run one operation.
 pub struct PoolWorkers<'a> {
@@ -53,12 +84,14 @@ impl<'a> PoolWorkers<'a> {
 
     /// The engine that runs a channel: the one that owns its links, or one of the pool, counted from whose turn it is.
     fn engine(&self, link: LinkKey, first: usize) -> Result<TransportHandle, LaunchError> {
-        let (engines, first) = match self.network {
-            Some((network, _)) => (&network.engines[..], 0),
-            None => (self.mail.engines(), first),
+        let engine = match self.network {
+            Some((network, _)) => network.engines.get(network.placed.of(link)),
+            None => {
+                let engines = self.mail.engines();
+                engines.get((first + usize::from(link.channel)) % engines.len().max(1))
+            }
         };
-        let place = (first + link.engine(engines.len())) % engines.len().max(1);
-        engines.get(place).cloned().ok_or(LaunchError::NoWorkers)
+        engine.cloned().ok_or(LaunchError::NoWorkers)
     }
 
     fn run(&mut self, engine: &TransportHandle, run: ChannelRun, link: LinkKey, whole: Arc<WholeJob>) {

@@ -41,6 +41,7 @@ use super::protocol::{LinkId, Name};
 use super::tls::Tls;
 
 pub use self::handshake_errors::Refusals;
+pub use self::socket::listen;
 
 /// Token of the listener; links' tokens are their numbers.
 const LISTENER_TOKEN: u64 = u64::MAX;
@@ -159,7 +160,15 @@ impl Links {
     /// # Errors
     /// The kernel's, such as [`io::ErrorKind::AddrInUse`].
     pub fn new(options: LinkOptions, tls: Tls, now: Instant) -> io::Result<Self> {
-        let listener = socket::listen(options.listen)?;
+        let listener = listen(options.listen)?;
+        Self::over(listener, options, tls, now)
+    }
+
+    /// The same with a socket that [listens](listen) already.
+    ///
+    /// # Errors
+    /// The kernel refuses a descriptor.
+    pub fn over(listener: TcpListener, options: LinkOptions, tls: Tls, now: Instant) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, LISTENER_TOKEN))?;
         Ok(Links {

@@ -7,8 +7,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
 
-/// Listens.
-pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+/// Listens for other hosts.
+///
+/// # Errors
+/// The kernel's, such as [`io::ErrorKind::AddrInUse`].
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)

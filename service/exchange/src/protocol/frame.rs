@@ -20,7 +20,7 @@ use crate::limits::{FRAME_BYTES_MAX, HELLO_BYTES_MAX};
 
 /// Version of the protocol, and of what controllers and agents tell each other in it (`service/controller/src/messages/message.rs`). Services of
 /// different versions refuse each other.
-pub const VERSION: u16 = 17;
+pub const VERSION: u16 = 19;
 
 const MAGIC: &[u8; 4] = b"mccs";
 const KIND_HELLO: u8 = b'H';

@@ -165,6 +165,15 @@ pub struct Topology {
     rates: Vec<f64>,
 }
 
+/// What a link leads from and to, in its direction: a host, with the number of its NIC where it has several, or a switch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkEnds {
+    /// Where it comes from.
+    pub from: String,
+    /// Where it goes to.
+    pub to: String,
+}
+
 impl Topology {
     /// Number of hosts: ids are 0 to that.
     #[must_use]
@@ -382,10 +391,9 @@ impl Topology {
         ports.map(|port| self.up_link(port)).collect()
     }
 
-    /// Names of what a link leads from and to, in its direction: a host, with the number of its NIC where it has several, or a switch. `None`
-    /// of links to cores, which have no names.
+    /// Names of what a link leads from and to. `None` of links to cores, which have no names.
     #[must_use]
-    pub fn link_ends(&self, link: LinkId) -> Option<(String, String)> {
+    pub fn link_ends(&self, link: LinkId) -> Option<LinkEnds> {
         let number = link.0 / 2;
         let (lower, upper) = match number.checked_sub(self.nics) {
             None => {
@@ -403,7 +411,8 @@ impl Topology {
             }
         };
         let is_up = link.0.is_multiple_of(2);
-        Some(if is_up { (lower, upper.clone()) } else { (upper.clone(), lower) })
+        let upper = upper.clone();
+        Some(if is_up { LinkEnds { from: lower, to: upper } } else { LinkEnds { from: upper, to: lower } })
     }
 
     fn nic(&self, port: Port) -> u32 {

@@ -135,7 +135,7 @@ pub struct HostAccount {
     /// Those that have ended there and end nowhere before all ranks have come, and how long they took together, from when the last rank of
     /// the host had come.
     #[serde(default)]
-    pub joint: (u64, u64),
+    pub joint: Total,
     /// The last of them, in words; empty before the first, or where it is not known.
     pub last: String,
     /// Whether it has not ended.
@@ -161,6 +161,36 @@ pub struct HostAccount {
     /// It had no room for the question, and nothing else is told.
     #[serde(default)]
     pub is_busy: bool,
+}
+
+/// What came so often, and took so long together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(u64, u64)", into = "(u64, u64)")]
+pub struct Total {
+    /// How often.
+    pub count: u64,
+    /// How long.
+    pub sum_ns: u64,
+}
+
+impl From<(u64, u64)> for Total {
+    fn from((count, sum_ns): (u64, u64)) -> Self {
+        Total { count, sum_ns }
+    }
+}
+
+impl From<Total> for (u64, u64) {
+    fn from(Total { count, sum_ns }: Total) -> Self {
+        (count, sum_ns)
+    }
+}
+
+impl Total {
+    /// Seconds, on average, of what came since a look before.
+    pub(crate) fn average_since(self, then: Total) -> Option<f64> {
+        let count = self.count.saturating_sub(then.count);
+        (count > 0).then(|| self.sum_ns.saturating_sub(then.sum_ns) as f64 / count as f64 / 1e9)
+    }
 }
 
 impl HostAccount {

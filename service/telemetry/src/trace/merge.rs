@@ -39,7 +39,7 @@ struct Part<R> {
 }
 
 impl<R: BufRead> Part<R> {
-    fn open((name, input): (String, R)) -> Result<Self, MergeError> {
+    fn open(name: String, input: R) -> Result<Self, MergeError> {
         let mut lines = input.lines();
         let head = lines.next().transpose()?.unwrap_or_default();
         let head: Value = serde_json::from_str(&(head + "]}")).unwrap_or_default();
@@ -92,7 +92,7 @@ impl<R: BufRead> Part<R> {
 /// # Errors
 /// [`MergeError`]; then what was written is of no use.
 pub fn merge<R: BufRead>(traces: Vec<(String, R)>, out: &mut impl Write) -> Result<(), MergeError> {
-    let parts = traces.into_iter().map(Part::open).collect::<Result<Vec<_>, _>>()?;
+    let parts = traces.into_iter().map(|(name, input)| Part::open(name, input)).collect::<Result<Vec<_>, _>>()?;
     let begin_ns = parts.iter().map(|part| part.begin_ns).min().unwrap_or(0);
     let error_ns = |part: &Part<R>| part.about["clock"]["error_ns"].as_u64().unwrap_or(0);
     let mut errors: Vec<u64> = parts.iter().map(error_ns).collect();

@@ -8,7 +8,7 @@ use super::TcpTransport;
 use super::accept::acceptor::Incoming;
 use super::accept::listener::Arrivals;
 use super::flow::Half;
-use super::watches::{Ready, Watched, Watches};
+use super::watches::{Ready, Resolved, Watched, Watches};
 use crate::{Fault, FlowId};
 
 impl TcpTransport {
@@ -18,7 +18,7 @@ impl TcpTransport {
         let mut events = Watches::no_events();
         let count = self.watches.take(&mut events);
         for event in events.iter().take(count) {
-            if let Some((watched, watch, ready)) = self.watches.resolve(event) {
+            if let Some(Resolved { watched, watch, ready }) = self.watches.resolve(event) {
                 told |= !matches!(watched, Watched::Connection { .. });
                 self.dispatch(watched, watch, ready, now);
             }

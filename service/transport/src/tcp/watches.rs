@@ -43,6 +43,13 @@ pub(super) struct Watches {
     table: HandleTable<Watched>,
 }
 
+/// An event of epoll.
+pub(super) struct Resolved {
+    pub(super) watched: Watched,
+    pub(super) watch: Handle,
+    pub(super) ready: Ready,
+}
+
 impl Watches {
     pub(super) fn new() -> Result<Self, Errno> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -86,7 +93,7 @@ impl Watches {
     }
 
     /// What an event is about; `None` if that was forgotten meanwhile.
-    pub(super) fn resolve(&self, event: &EpollEvent) -> Option<(Watched, Handle, Ready)> {
+    pub(super) fn resolve(&self, event: &EpollEvent) -> Option<Resolved> {
         let token = event.data();
         let watch = Handle { index: token as u32, generation: (token >> 32) as u32 };
         let flags = event.events();
@@ -95,7 +102,7 @@ impl Watches {
             writable: flags.contains(EpollFlags::EPOLLOUT),
             hung_up: flags.intersects(EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR),
         };
-        self.table.get(watch).map(|watched| (*watched, watch, ready))
+        self.table.get(watch).map(|watched| Resolved { watched: *watched, watch, ready })
     }
 }
 

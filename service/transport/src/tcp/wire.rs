@@ -262,11 +262,18 @@ impl Grid {
         message_bytes.div_ceil(self.chunk_bytes).max(1)
     }
 
-    /// Offset and length of a chunk of a message.
-    pub(super) fn chunk(self, chunk: u64, message_bytes: u64) -> (u64, u64) {
+    /// Where a chunk of a message lies in it.
+    pub(super) fn chunk(self, chunk: u64, message_bytes: u64) -> ChunkRange {
         let offset = chunk.saturating_mul(self.chunk_bytes).min(message_bytes);
-        (offset, (message_bytes - offset).min(self.chunk_bytes))
+        ChunkRange { offset, bytes: (message_bytes - offset).min(self.chunk_bytes) }
     }
+}
+
+/// Part of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ChunkRange {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
 }
 
 /// In front of every chunk.
@@ -384,7 +391,7 @@ mod tests {
             let grid = Grid::new(connections, chunk_bytes);
             let mut at = 0;
             for chunk in 0..grid.chunks(bytes) {
-                let (offset, length) = grid.chunk(chunk, bytes);
+                let ChunkRange { offset, bytes: length } = grid.chunk(chunk, bytes);
                 prop_assert_eq!(offset, at);
                 at += length;
             }
@@ -395,7 +402,7 @@ mod tests {
         fn any_header_is_decoded_or_refused(bytes: [u8; HEADER_BYTES], connections in 1u16..4) {
             let grid = Grid::new(connections, 4096);
             if let Ok(header) = ChunkHeader::decode(&bytes, grid) {
-                let (offset, length) = grid.chunk(header.chunk.into(), header.message_bytes);
+                let ChunkRange { offset, bytes: length } = grid.chunk(header.chunk.into(), header.message_bytes);
                 prop_assert!(offset + length <= header.message_bytes);
                 prop_assert_eq!(header.encode(), bytes);
             }

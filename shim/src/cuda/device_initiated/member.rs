@@ -8,6 +8,7 @@ use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use mccs_cuda::{
     Allocation, Context, DeviceAddress, DriverError, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels,
@@ -33,6 +34,9 @@ use crate::cuda::resources::{import, kernels};
 use crate::cuda::watch::{Awaited, Gone};
 use crate::port_channels::{GpuMembership, Membership};
 use crate::{Client, Error};
+
+/// For how long a communicator that was stopped waits for the reason, once.
+const REASON_WITHIN: Duration = Duration::from_millis(500);
 
 pub(in crate::cuda) struct Member {
     pub(super) client: Client,
@@ -65,6 +69,8 @@ pub(in crate::cuda) struct Member {
     has_left: Mutex<bool>,
     /// What had failed by then.
     left_with: OnceLock<Error>,
+    /// When it was first found stopped without a reason.
+    aborted_since: OnceLock<Instant>,
 }
 
 /// GPU memory of the service, in this context.
@@ -175,7 +181,8 @@ impl Member {
         }
         let mut fds = fds.iter();
         let page = fds.next().ok_or_else(|| malformed("its page"))?;
-        let page = ControlPage::map(page.as_fd()).map_err(|error| Error::System(error.to_string()))?;
+        let page = ControlPage::map(page.as_fd())
+            .map_err(|error| Error::below("cannot map a control page", &error, error.errno()))?;
         // SAFETY: the control page is mapped longer than it is registered: fields are dropped in order.
         let registration = unsafe { HostRegistration::register(&context, page.as_ptr(), CONTROL_PAGE_BYTES as usize) };
         let registration = registration.map_err(cuda_error)?;
@@ -208,6 +215,7 @@ impl Member {
             is_told,
             has_left: Mutex::new(false),
             left_with: OnceLock::new(),
+            aborted_since: OnceLock::new(),
         })
     }
 
@@ -325,9 +333,24 @@ impl Member {
         }
         // Before the reasons, which the service says before it aborts: no caller takes what a kernel has left that was stopped for a result.
         let is_aborted = self.page.is_aborted() && !self.has_left();
+        // Ranks hear one after the other that their service has gone, and the first to hear stops all.
+        let asked = Instant::now();
+        loop {
+            let reason = self.reason();
+            if reason.is_some() || !is_aborted {
+                return reason;
+            }
+            if self.aborted_since.get_or_init(|| asked).elapsed() >= REASON_WITHIN {
+                return Some(aborted());
+            }
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
+    }
+
+    /// Why the communicator has failed, as far as this rank has heard.
+    fn reason(&self) -> Option<Error> {
         let gone = self.client.0.requests.check_alive().err();
-        let reason = self.contradiction().or_else(|| self.client.0.comm_failure(self.handle)).or(gone);
-        reason.or_else(|| is_aborted.then(aborted))
+        self.contradiction().or_else(|| self.client.0.comm_failure(self.handle)).or(gone)
     }
 
     /// Why the communicator has failed, if this is because two ends of a message did not mean the same.

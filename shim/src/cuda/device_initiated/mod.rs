@@ -8,6 +8,7 @@
 mod large;
 mod launcher;
 mod member;
+mod one_sided;
 mod order;
 mod p2p;
 mod prepared;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Capture, Context, DeviceAddress, RawStream, WordOperation};
-use mccs_ipc::device_initiated::{DeviceInitiatedShare, Execution, LONG_BYTES, PublishedStrategy};
+use mccs_ipc::device_initiated::{DeviceInitiatedShare, Execution, LONG_BYTES, PublishedStrategy, Signal};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::strides::Strides;
@@ -36,6 +37,9 @@ use mccs_kernels::cuda::{
 use self::large::{Combine, LargeOrder};
 use self::launcher::{GRAPHS, Launcher};
 pub(super) use self::member::Member;
+use self::one_sided::OneSided;
+pub(super) use self::one_sided::Put;
+pub use self::one_sided::SignalWait;
 use self::order::LaunchOrder;
 pub(super) use self::p2p::P2p;
 use self::prepared::{Prepared, Way};
@@ -70,6 +74,7 @@ pub(super) struct DeviceInitiatedCommunicator {
     looks_for_freed: RateLimit,
     /// Behind the order, whose graphs are of the member's kernels.
     p2p: Arc<P2p>,
+    one_sided: OneSided,
     /// Those that are opened.
     port_channels: Mutex<Option<PortChannels>>,
 }
@@ -147,6 +152,7 @@ impl DeviceInitiatedCommunicator {
             words: Vec::new(),
         };
         let p2p = Arc::new(P2p::new(Arc::clone(&member))?);
+        let one_sided = OneSided::new(Arc::clone(&member));
         let &DeviceInitiatedShare { large, execution, is_timed, .. } = share;
         let (order, looks_for_freed) = (Mutex::new(order), RateLimit::new(LOOK_FOR_FREED_EVERY));
         let joined = Instant::now();
@@ -160,6 +166,7 @@ impl DeviceInitiatedCommunicator {
             order,
             looks_for_freed,
             p2p,
+            one_sided,
             port_channels,
         })
     }
@@ -178,6 +185,40 @@ impl DeviceInitiatedCommunicator {
 
     pub(super) fn member(&self) -> &Arc<Member> {
         &self.member
+    }
+
+    /// The context that the communicator is of.
+    pub(super) fn context(&self) -> &Context {
+        &self.member.context
+    }
+
+    /// Whether ranks open what others name by the driver's handles.
+    pub(super) fn opens_handles(&self) -> bool {
+        self.member.shares_handles
+    }
+
+    /// See [`super::CudaCommunicator::put_signal`].
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn send(
+        &self,
+        to: u32,
+        put: Option<Put>,
+        signal: Signal,
+        stream: RawStream,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's contract.
+        unsafe { self.one_sided.send(to, put, signal, stream) }.inspect_err(|error| self.member.end_if_lost(error))
+    }
+
+    /// See [`super::CudaCommunicator::wait_signals`].
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn wait_signals(&self, waits: &[SignalWait], stream: RawStream) -> Result<(), Error> {
+        // SAFETY: the caller's contract.
+        unsafe { self.one_sided.wait(waits, stream) }.inspect_err(|error| self.member.end_if_lost(error))
     }
 
     /// See [`super::CudaCommunicator::port_channels_with`].
@@ -480,6 +521,7 @@ impl DeviceInitiatedCommunicator {
         if self.looks_for_freed.admits() {
             self.look_for_freed();
         }
+        self.one_sided.let_go_again();
         self.member.failure()
     }
 
@@ -510,9 +552,11 @@ impl DeviceInitiatedCommunicator {
             return Ok(());
         }
         let member = &*self.member;
+        self.one_sided.leave();
         let ended = self.p2p.leave();
-        let (large, graphs) = (|| self.has_finished_large(&order), || order.launches.have_graphs_ended());
-        let ended = ended.and(member.wait_for_kernels(self.counter(), order.launched, &graphs, &large));
+        let rest = || self.has_finished_large(&order) && self.one_sided.have_ended();
+        let graphs = || order.launches.have_graphs_ended();
+        let ended = ended.and(member.wait_for_kernels(self.counter(), order.launched, &graphs, &rest));
         // What may still run must not meet what comes to lie there next: nobody uses again what has failed.
         let ended = ended.inspect_err(|error| {
             let _ = member.end(error.cuda_code());

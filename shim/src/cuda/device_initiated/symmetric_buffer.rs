@@ -33,7 +33,8 @@ impl SymmetricBuffer {
             if *named != head.end {
                 return Err(malformed("of another layout"));
             }
-            let mapped = Mapping::map(fd.as_fd(), head.end).map_err(|error| Error::System(error.to_string()))?;
+            let mapped = Mapping::map(fd.as_fd(), head.end)
+                .map_err(|error| Error::below("cannot map a symmetric buffer", &error, error.errno()))?;
             // SAFETY: it is mapped longer than it is registered: fields are dropped in order.
             let pinned = unsafe { HostRegistration::register(context, mapped.as_ptr(), head.end as usize) };
             return Ok(SymmetricBuffer::Host { pinned: pinned.map_err(cuda_error)?, _mapped: mapped });

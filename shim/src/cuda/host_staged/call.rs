@@ -7,7 +7,7 @@ use mccs_cuda::RawStream;
 use super::SLOTS;
 use super::captured::Captured;
 use super::ordered_stream::{OrderedStream, Ticket};
-use super::pieces::{Piece, SLOT_BYTES, Shape};
+use super::pieces::{Piece, Places, SLOT_BYTES, Shape};
 use crate::communicator::Call as HostCall;
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
@@ -190,7 +190,7 @@ impl HostStagedCall<'_> {
     /// As the type says.
     unsafe fn submit(&self, placed: Placed) -> Result<Ticket, Error> {
         let piece = placed.piece;
-        let (send, recv) = self.shape.places(piece);
+        let Places { send, recv } = self.shape.places(piece);
         let place =
             |offset: u64| if piece.count == 0 { Span::NONE } else { self.ordered().span(placed.offset() + offset) };
         let Call { kind, dtype, op, root, user_tag, .. } = *self.call;

@@ -238,7 +238,7 @@ impl Captured {
         std::thread::Builder::new()
             .name("mccs-join".into())
             .spawn(join)
-            .map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
+            .map_err(|error| Error::refused_by_system("cannot start a thread", error))?;
         Ok(Captured {
             client,
             ordered,
@@ -355,7 +355,7 @@ impl Batches {
 
     /// Adds a command to the last batch. Returns its index among those of its stream there, and its ticket.
     fn push(&self, ordered: &Arc<OrderedStream>, command: Command) -> Result<(u64, Ticket), Error> {
-        let Some(batch) = self.all.last() else { return Err(Error::System("bug: no batch".into())) };
+        let Some(batch) = self.all.last() else { return Err(Error::system("bug: no batch")) };
         let mut parts = locked(&batch.parts);
         let place = parts.iter().position(|part| Arc::ptr_eq(&part.ordered, ordered)).unwrap_or_else(|| {
             parts.push(Part { ordered: Arc::clone(ordered), commands: Vec::new() });
@@ -389,7 +389,7 @@ impl Replayer {
         let joined = locked(&self.joined);
         let joined =
             self.has_joined.wait_while(joined, |joined| joined.is_none()).unwrap_or_else(PoisonError::into_inner);
-        joined.clone().unwrap_or_else(|| Err(Error::System("a wait has ended too early".into())))
+        joined.clone().unwrap_or_else(|| Err(Error::system("a wait has ended too early")))
     }
 
     fn failure(&self) -> Option<Error> {
@@ -398,7 +398,7 @@ impl Replayer {
     }
 
     fn abort(&self) {
-        self.end_joining(Err(Error::System("the communicator was aborted".into())));
+        self.end_joining(Err(Error::system("the communicator was aborted")));
         if let Some(comm) = self.comm_if_joined() {
             // The session may be gone, and then so is the communicator.
             let _ = comm.abort();

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 use mccs_cuda::{Context, DeviceAddress, Event, MappedMemory, OwnedStream, RawStream};
 use mccs_ipc::command::P2P_TRACKS;
 use mccs_ipc::types::DataType;
-use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pMessage, pairs_with_oneself};
+use mccs_kernels::cuda::{MESSAGES_MAX, OwnMessage, P2pError, P2pMessage, pairs_with_oneself};
 
 use super::LOOK_AGAIN_AFTER;
 use super::captured::{Captured, Captures};
@@ -290,7 +290,7 @@ impl HostStagedP2p {
     ) -> Result<(), Error> {
         let rank = self.comm.rank();
         let unmatched = |error: P2pError| Error::argument(error.to_string());
-        for (send, recv) in pairs_with_oneself(list, rank).map_err(unmatched)? {
+        for OwnMessage { send, recv } in pairs_with_oneself(list, rank).map_err(unmatched)? {
             // SAFETY: the caller's contract is passed on.
             unsafe { main.copy(recv.buffer, send.buffer, send.bytes as usize) }.map_err(cuda_error)?;
         }

@@ -37,6 +37,13 @@ pub(super) struct Piece {
     pub(super) count: u64,
 }
 
+/// Where buffers begin in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Places {
+    pub(super) send: u64,
+    pub(super) recv: u64,
+}
+
 /// Bytes between a caller's buffer and a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Copy {
@@ -98,15 +105,16 @@ impl Shape {
         }
     }
 
-    /// Where a piece's buffers begin in its slot: send, receive.
-    pub(super) fn places(&self, piece: Piece) -> (u64, u64) {
+    /// Where a piece's buffers begin in its slot.
+    pub(super) fn places(&self, piece: Piece) -> Places {
         let own = u64::from(self.rank) * piece.count * self.element_bytes;
-        match (self.send_blocks(), self.recv_blocks()) {
+        let (send, recv) = match (self.send_blocks(), self.recv_blocks()) {
             (Blocks::All, Blocks::All) => (0, self.slot_bytes / 2),
             (Blocks::One, Blocks::All) => (own, 0),
             (Blocks::All, Blocks::One) => (0, own),
             _ => (0, 0),
-        }
+        };
+        Places { send, recv }
     }
 
     fn copies(&self, piece: Piece, blocks: Blocks, place: u64) -> impl Iterator<Item = Copy> + use<> {
@@ -125,17 +133,19 @@ impl Shape {
 
     /// What goes from the send buffer to the slot.
     pub(super) fn copies_in(&self, piece: Piece) -> impl Iterator<Item = Copy> + use<> {
-        self.copies(piece, self.send_blocks(), self.places(piece).0)
+        self.copies(piece, self.send_blocks(), self.places(piece).send)
     }
 
     /// What goes from the slot to the receive buffer.
     pub(super) fn copies_out(&self, piece: Piece) -> impl Iterator<Item = Copy> + use<> {
-        self.copies(piece, self.recv_blocks(), self.places(piece).1)
+        self.copies(piece, self.recv_blocks(), self.places(piece).recv)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use mccs_ipc::types::BufferRange;
+
     use super::*;
 
     /// Of the slots that whole calls are run through.
@@ -185,15 +195,16 @@ mod tests {
                     let from = &sources[rank as usize][range(copy.buffer, copy.bytes)];
                     slot[range(copy.slot, copy.bytes)].copy_from_slice(from);
                 }
-                let (send_at, recv_at) = shape(rank).places(piece);
-                let (send_bytes, recv_bytes) = (send_count(piece.count, rank), recv_count(piece.count, rank));
+                let Places { send, recv } = shape(rank).places(piece);
+                let send = BufferRange { start: send, bytes: send_count(piece.count, rank) };
+                let recv = BufferRange { start: recv, bytes: recv_count(piece.count, rank) };
                 // As the service checks what a tenant names.
-                assert!(kind.accepts_buffers(rank, root, (send_at, send_bytes), (recv_at, recv_bytes)), "{kind}");
-                piece_send.push(slot[range(send_at, send_bytes)].to_vec());
+                assert!(kind.accepts_buffers(rank, root, send, recv), "{kind}");
+                piece_send.push(slot[range(send.start, send.bytes)].to_vec());
             }
             let results = run(kind, piece.count as usize, root as usize, &piece_send);
             for ((rank, slot), result) in (0..nranks).zip(&mut slots).zip(results) {
-                let at = shape(rank).places(piece).1;
+                let at = shape(rank).places(piece).recv;
                 slot[range(at, result.len() as u64)].copy_from_slice(&result);
                 for copy in shape(rank).copies_out(piece) {
                     let to = range(copy.buffer, copy.bytes);

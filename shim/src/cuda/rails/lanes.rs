@@ -246,5 +246,5 @@ impl Branches {
 }
 
 fn no_lane() -> Error {
-    Error::System("bug: a call is forked where none may be".into())
+    Error::system("bug: a call is forked where none may be")
 }

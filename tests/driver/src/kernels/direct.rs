@@ -283,7 +283,7 @@ impl Operation<'_> {
         (self.number << 32) + steps
     }
 
-    fn channel(&self, from: u64, to: u64, phase: u64, (buffer, apart): (u64, u64), bytes: u64) -> Channel {
+    fn channel(&self, from: u64, to: u64, phase: u64, buffer: u64, apart: u64, bytes: u64) -> Channel {
         let steps = self.batch() * self.steps_each(bytes);
         Channel { to, from, phase, buffer, bytes, apart, steps, done: 0 }
     }
@@ -389,20 +389,20 @@ impl Operation<'_> {
         let (own, args) = (self.rank, self.args);
         let part = self.part_bytes(own);
         let (send_batch_stride, recv_batch_stride) = (args.send_batch_stride, args.recv_batch_stride);
-        let push = |peer| self.channel(own, peer, 0, (self.send_part(peer), send_batch_stride), self.part_bytes(peer));
+        let push = |peer| self.channel(own, peer, 0, self.send_part(peer), send_batch_stride, self.part_bytes(peer));
         // In a chain all but the first pass on what they combine, to the same rings.
         let passes_on = self.form == Form::Chain && args.recv_mask != 0;
         let mut pushes: Vec<_> = ranks(args.send_mask).filter(|_| !passes_on).map(push).collect();
         let is_whole = self.is_sharded() || self.dtype.is_some();
         // What comes is this rank's part, from whomever; or each rank's own.
         let take = |peer| {
-            self.channel(peer, own, 0, (self.recv_part(if is_whole { own } else { peer }), recv_batch_stride), part)
+            self.channel(peer, own, 0, self.recv_part(if is_whole { own } else { peer }), recv_batch_stride, part)
         };
         let mut takes: Vec<_> = ranks(args.recv_mask).map(take).collect();
         let (relay_mask, phase) = if passes_on { (args.send_mask, 0) } else { (args.relay_mask, 1) };
-        let relay = |peer| self.channel(own, peer, phase, (0, 0), part);
+        let relay = |peer| self.channel(own, peer, phase, 0, 0, part);
         let relays = RefCell::new(ranks(relay_mask).map(relay).collect::<Vec<_>>());
-        let out = |peer| self.channel(peer, own, 1, (self.recv_part(peer), 0), self.part_bytes(peer));
+        let out = |peer| self.channel(peer, own, 1, self.recv_part(peer), 0, self.part_bytes(peer));
         let mut outs: Vec<_> = ranks(args.out_mask).map(out).collect();
         let mut patience = Patience::new();
         loop {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::inventory::{INTERFACES_MAX, Interfaces, TENANTS_MAX};
 use crate::links::LinkState;
+use crate::links::link_overrides::WordNumber;
 use crate::pace::{FlowCap, YieldCap};
 use crate::rates::PathRate;
 use mccs_exchange::protocol::VERSION;
@@ -110,7 +111,12 @@ fn one_of_each() -> Vec<String> {
     };
     let change =
         whole_change(vec![vec![0, 1]], AlgorithmChoice::Ring, Some(TransportKind::Rdma), vec![path.clone()], vec![]);
-    let link = LinkOverride { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
+    let link = LinkOverride {
+        lower: "l".into(),
+        upper: "u".into(),
+        state: LinkState::Down,
+        number: WordNumber { life: 1, count: 2 },
+    };
     let burst = CommonBurst { begins_ns: 1, lasts_ns: 2 };
     let window = Window { period_ns: 3, offset_ns: 1, length_ns: 2 };
     let pace = HostPace {
@@ -147,9 +153,14 @@ fn one_of_each() -> Vec<String> {
         AgentMessage::Behind,
         AgentMessage::Obeys { controller: "c".into() },
         AgentMessage::Superseded { by: 1 },
+        AgentMessage::Vote { question: 1, term: 2, vote: Vote::Granted },
+        AgentMessage::Vote { question: 1, term: 2, vote: Vote::Held { by: "c".into() } },
+        AgentMessage::Vote { question: 1, term: 2, vote: Vote::Later { term: 3 } },
+        AgentMessage::Vote { question: 1, term: 2, vote: Vote::Started },
     ];
     let order = Order { life: 1, order: 2, comm: comm.clone(), expected_epoch: 3, change };
     let of_controllers = [
+        ControllerMessage::Claim { question: 1, term: 2 },
         ControllerMessage::Sync { life: 1, with_profiles: true },
         ControllerMessage::Order(Box::new(order)),
         ControllerMessage::Keep { life: 1, links: vec![link] },
@@ -176,7 +187,7 @@ fn who_changes_messages_raises_the_version() {
     let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
     assert_eq!(
         (VERSION, digest),
-        (17, 0x0538_670a_365a_f44d),
+        (19, 0xd8a5_716e_50f7_a4f2),
         "raise VERSION of the exchange protocol, and note both here"
     );
 }

@@ -9,7 +9,7 @@
 //! half as fast. What a root has for all goes from rank to rank.
 
 use mccs_collective::{Buffer, Problem, Schedule, Shape};
-use mccs_ipc::large::{LargeLayout, LargeWord, OwnPart, Shards, SlotKind, own_part, stage};
+use mccs_ipc::large::{LargeLayout, LargeWord, OwnPart, ShardPiece, Shards, SlotKind, own_part, stage};
 use mccs_ipc::types::CollectiveKind;
 
 /// Pieces in which a broadcast is passed on.
@@ -188,7 +188,7 @@ fn combine(call: &LargeCall, problem: &Problem, rank: u32, steps: &mut Vec<Step>
             steps.extend(before.into_iter().flat_map(|before| peers(rank, nranks).map(move |to| reduced(to, before))));
             meet(call, rank, nranks, piece, steps);
             steps.extend(peers(rank, nranks).map(|to| {
-                let (offset, bytes) = shards.piece(to, piece);
+                let ShardPiece { offset, bytes } = shards.piece(to, piece);
                 let at = Place::Slots(shards.slots(), shards.slot_offset(to, rank, piece));
                 Step::Push { from: Place::Send(offset), to, at, bytes }
             }));
@@ -197,7 +197,7 @@ fn combine(call: &LargeCall, problem: &Problem, rank: u32, steps: &mut Vec<Step>
         // While the kernel works on this piece, what it has made of the one before goes out.
         if let Some(before) = piece.checked_sub(1).filter(|_| has_results) {
             steps.push(reduced(rank, before));
-            let (offset, bytes) = shards.piece(rank, before);
+            let ShardPiece { offset, bytes } = shards.piece(rank, before);
             let place = Place::Recv(offset);
             steps.extend(peers(rank, nranks).map(|to| Step::Push { from: place, to, at: place, bytes }));
         }

@@ -6,6 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use mccs_collective::{Algorithm, Strategy, build};
 use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::device_initiated::Execution;
+use mccs_ipc::large::ShardPiece;
 use mccs_ipc::types::RedOp;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -141,14 +142,14 @@ impl Model {
 
     fn combine(&mut self, rank: u32, call: &Call, piece: u64) {
         let shards = Shards::new(self.layout, call.kind, self.nranks, call.count as u64);
-        let (offset, len) = shards.piece(rank, piece);
+        let ShardPiece { offset, bytes: len } = shards.piece(rank, piece);
         let mut sum = self.bytes(rank, Place::Send(offset), len as usize).to_vec();
         for peer in (0..self.nranks).filter(|peer| *peer != rank) {
             let part =
                 self.bytes(rank, Place::Slots(shards.slots(), shards.slot_offset(rank, peer, piece)), len as usize);
             sum.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
         }
-        let base = if call.kind == CollectiveKind::ReduceScatter { shards.piece(rank, 0).0 } else { 0 };
+        let base = if call.kind == CollectiveKind::ReduceScatter { shards.piece(rank, 0).offset } else { 0 };
         self.bytes(rank, Place::Recv(offset - base), len as usize).copy_from_slice(&sum);
         self.raise(LargeWord::Reduced, rank, stage(call.number, piece));
     }

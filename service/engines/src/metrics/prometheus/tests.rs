@@ -1,149 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use mccs_control::overview::{Omitted, QuotaView, RefusedView};
-use mccs_control::{GpuView, HostView};
-use mccs_runtime::RuntimeInfo;
-use mccs_telemetry::bandwidth::{KindView, PairSide, PairView, TenantKindView};
-use mccs_telemetry::flows::{PathView, WireView};
-use mccs_telemetry::histogram::Histogram;
-use mccs_telemetry::missing_ranks::LateView;
-
+use super::super::families::{Metrics, Number, nccl_name};
+use super::super::fixture::overview;
 use super::*;
-
-/// One of everything there can be.
-fn overview() -> Overview {
-    let durations = Histogram::default();
-    [1, 3, 1000].iter().for_each(|us| durations.count(Duration::from_micros(*us)));
-    let (collective, tenant) = (String::from("all_reduce"), String::from("a"));
-    let rank = RankView {
-        rank: 1,
-        session: 3,
-        pid: 4,
-        enqueued: 9,
-        started: 8,
-        completed: 7,
-        late_ns: 1_500_000_000,
-        user_tag: Some(4711),
-    };
-    let kinds = vec![KindView { collective: collective.clone(), busbw_gbps: 2.5, exec_us: 12.0 }];
-    let runtime = RuntimeInfo {
-        index: 0,
-        name: "mccs-main".into(),
-        tid: 1,
-        rounds: 11,
-        parks: 2,
-        cpus: "0-3".into(),
-        bound_to: String::new(),
-    };
-    let peer = HostView {
-        host: "h1".into(),
-        address: ([127, 0, 0, 1], 1).into(),
-        own: false,
-        up: true,
-        since_seconds: 1,
-        last_error: None,
-        rdma: None,
-        no_rdma: None,
-    };
-    Overview {
-        host: "h0".into(),
-        version: "1".into(),
-        at_ns: 2_000_000_000,
-        tenants: vec![TenantView {
-            tenant: tenant.clone(),
-            quotas: vec![QuotaView { resource: "memory_bytes".into(), used: 5, limit: 6, limit_from: None }],
-            in_flight: 1,
-            communicators: 1,
-            operations: 10,
-            pairs: 4,
-            bytes: 4096,
-            failed: 2,
-            kinds: vec![TenantKindView { collective, bytes: 77, durations: durations.view() }],
-            allotment: Some(Allotment {
-                weight_milli: Some(1500),
-                flow_cap_bps: Some(8000),
-                host_cap_bps: Some(24_000),
-                allotted_bps: Some(16_000),
-            }),
-        }],
-        communicators: vec![CommView {
-            communicator: 5,
-            unique_id: "u".into(),
-            name: "data \"parallel\"".into(),
-            job: "4711 train".into(),
-            traffic_class: None,
-            tenant,
-            device: "host".into(),
-            operations: 10,
-            pairs: 4,
-            puts: 2,
-            put_bytes: 200,
-            bytes: 4096,
-            bus_bytes: 100,
-            busy_ns: 500_000_000,
-            multiprocessor_ns: 2_500_000_000,
-            gpu_memory_bytes: 29 << 20,
-            kinds,
-            pair_sides: vec![PairView { side: PairSide::Recv, busbw_gbps: 1.5, exec_us: 20.0 }],
-            busbw_gbps: 0.2,
-            failed: 2,
-            epoch: 3,
-            on_gpus: None,
-            is_for_training: false,
-            graphs_keep: None,
-            nranks: 4,
-            hosts: vec!["h0".into(), "h1".into()],
-            links: Some(0),
-            part_of: Some(4),
-            part: Some("rail 1 of 2".into()),
-            transport: Some(mccs_config::service::TransportKind::Tcp),
-            transport_reason: Some("host h1: no RDMA".into()),
-            reduction_ring: Vec::new(),
-            ranks: vec![rank],
-        }],
-        joining: vec![LateView {
-            unique_id: "v".into(),
-            tenant: "a".into(),
-            joined: 1,
-            nranks: 2,
-            waits_for: "rank 1 of 2".into(),
-            since_seconds: 10,
-        }],
-        flows: Vec::new(),
-        paths: vec![PathView {
-            peer: "h1".into(),
-            path: "-".into(),
-            sends: true,
-            flows: 2,
-            bytes: 8,
-            messages: 3,
-            paths_left: 4,
-            wire: WireView { segments: 900, retransmits: 9, round_trip_us: Some(70) },
-        }],
-        hosts: vec![peer],
-        gpus: vec![GpuView {
-            gpu: "GPU-1".into(),
-            name: "a GPU".into(),
-            pci_bus_id: "0000:17:00.0".into(),
-            unreached: Vec::new(),
-            lost: Some("CUDA_ERROR_ILLEGAL_ADDRESS (700)".into()),
-            nics: Vec::new(),
-            nic_access: Some("bounce".into()),
-            nic_access_reason: Some("no NIC".into()),
-        }],
-        draining: true,
-        draining_reason: None,
-        certificate_end: Some(2_000_000_000),
-        clock_error_ns: Some(250_000),
-        clock: None,
-        runtimes: vec![runtime],
-        engines: Vec::new(),
-        lines_suppressed: 6,
-        refused: vec![RefusedView { endpoint: "metrics".into(), connections: 1 }],
-        omitted: Omitted::default(),
-    }
-}
 
 /// A sample's name, labels and value, read by the format's grammar: names, each label once, its text with `\\`, `\"` and `\n` alone escaped.
 fn sample(line: &str) -> (&str, Vec<(&str, String)>, f64) {
@@ -241,6 +100,7 @@ fn numbers_are_where_they_belong() {
         ("mccs_tenant_operations_total{tenant=\"a\"}", 10.0),
         ("nccl_collectives_total{tenant=\"a\",node=\"h0\"}", 6.0),
         ("nccl_p2p_total{tenant=\"a\",node=\"h0\"}", 4.0),
+        ("mccs_tenant_info{tenant=\"a\",rules=\"all\",job=\"47\\\"11\"}", 1.0),
         ("mccs_tenant_used{tenant=\"a\",resource=\"memory_bytes\"}", 5.0),
         ("mccs_tenant_quota{tenant=\"a\",resource=\"memory_bytes\"}", 6.0),
         ("mccs_tenant_weight{tenant=\"a\"}", 1.5),
@@ -270,7 +130,12 @@ fn numbers_are_where_they_belong() {
         ("mccs_gpu_nic_access{uuid=\"GPU-1\",access=\"bounce\",reason=\"no NIC\"}", 1.0),
         ("mccs_gpu_lost{uuid=\"GPU-1\",reason=\"CUDA_ERROR_ILLEGAL_ADDRESS (700)\"}", 1.0),
         ("mccs_draining", 1.0),
+        ("mccs_otlp_pushes_total{result=\"accepted\"}", 12.0),
+        ("mccs_otlp_pushes_total{result=\"failed\"}", 13.0),
         ("mccs_certificate_end_timestamp_seconds", 2e9),
+        ("mccs_controller_acts", 1.0),
+        ("mccs_controller_term", 17.0),
+        ("mccs_store_usable{kind=\"etcd\"}", 0.0),
         ("mccs_clock_error_seconds", 0.000_25),
         ("mccs_runtime_parks_total{runtime=\"mccs-main\"}", 2.0),
         ("mccs_uptime_seconds", 2.0),
@@ -327,12 +192,16 @@ fn buckets_hold_all_below_their_bound() {
 
 #[test]
 fn labels_say_what_they_are_given() {
-    let mut text = Text::default();
-    text.family("m", Kind::Gauge, "h").sample(&[("a", &"x\"y\\z\nw"), ("b", &"ü{}=,")], 1.5);
-    assert_eq!(text.0, "# HELP m h\n# TYPE m gauge\nm{a=\"x\\\"y\\\\z\\nw\",b=\"ü{}=,\"} 1.5\n");
-    let mut text = Text::default();
-    text.family("m", Kind::Counter, "h").sample(&[], u64::MAX);
-    assert!(text.0.ends_with("\nm 18446744073709551615\n"));
+    let text_of = |kind, labels: &[(&str, &dyn Display)], value: Number| {
+        let (mut metrics, mut text) = (Metrics::default(), String::new());
+        let family = metrics.family("m", kind, "h");
+        family.sample(labels, value);
+        write_family(&mut text, family);
+        text
+    };
+    let text = text_of(Kind::Gauge, &[("a", &"x\"y\\z\nw"), ("b", &"ü{}=,")], 1.5.into());
+    assert_eq!(text, "# HELP m h\n# TYPE m gauge\nm{a=\"x\\\"y\\\\z\\nw\",b=\"ü{}=,\"} 1.5\n");
+    assert!(text_of(Kind::Counter, &[], u64::MAX.into()).ends_with("\nm 18446744073709551615\n"));
 }
 
 /// All words of a text that look like a metric's name.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mccs_device::Operand;
 use mccs_device::cuda::{GpuOperand, GpuRegion};
-use mccs_ipc::port_channels::{ConnectionWords, ENDED, KernelWords, PortChannelSegment, Trigger};
+use mccs_ipc::port_channels::{ConnectionWords, ENDED, KernelWords, PortChannelSegment, PutMemories, Trigger};
 use mccs_ipc::sync::StreamWord;
 use mccs_ipc::types::Handle;
 use mccs_runtime::Sender;
@@ -40,7 +40,7 @@ pub enum ChannelOrderKind {
     /// It names a connection.
     Connect { peer: u32, tag: u32 },
     /// It makes a port channel.
-    OpenChannel { connection: u32, memories: Option<(Handle, Handle)> },
+    OpenChannel { connection: u32, memories: Option<PutMemories> },
     /// It ends one.
     CloseChannel { channel: u32 },
 }

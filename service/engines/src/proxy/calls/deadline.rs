@@ -53,6 +53,11 @@ impl LastProgress {
         self.0 = self.0.max(at);
     }
 
+    /// Nothing could happen for so long.
+    pub(crate) fn put_off(&mut self, by: Duration) {
+        self.0 += by;
+    }
+
     /// Since then nothing has.
     pub(crate) fn since(&self) -> Instant {
         self.0

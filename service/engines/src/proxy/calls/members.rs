@@ -49,7 +49,8 @@ pub(crate) struct Member {
     whole_enqueued: u64,
     /// Of those, the ones that have started.
     whole_started: u64,
-    _charge: Arc<Charge>,
+    /// None where it has left in another program.
+    _charge: Option<Arc<Charge>>,
 }
 
 /// What a rank's new collective is.
@@ -81,8 +82,30 @@ impl Member {
             first_seq: 0,
             whole_enqueued: 0,
             whole_started: 0,
-            _charge: charge,
+            _charge: Some(charge),
         }
+    }
+
+    /// One that has left for good in another program. In its place stands any session.
+    pub(crate) fn departed(rank: u32, session: Arc<Session>) -> Self {
+        Member {
+            rank,
+            session,
+            tenant_comm: Handle::NONE,
+            gpu: None,
+            leaving: None,
+            left: true,
+            waiting: VecDeque::new(),
+            first_seq: 0,
+            whole_enqueued: 0,
+            whole_started: 0,
+            _charge: None,
+        }
+    }
+
+    /// So many collectives have started in another program.
+    pub(crate) fn resume(&mut self, started: u64) {
+        (self.whole_enqueued, self.whole_started) = (started, started);
     }
 
     pub(crate) fn has_left(&self) -> bool {
@@ -138,7 +161,8 @@ pub(crate) struct Members {
 
 impl Members {
     pub(crate) fn new(ranks: Vec<Member>) -> Self {
-        Members { ranks, ready: 0, any_left: false }
+        let any_left = ranks.iter().any(Member::has_left);
+        Members { ranks, ready: 0, any_left }
     }
 
     pub(crate) fn len(&self) -> usize {

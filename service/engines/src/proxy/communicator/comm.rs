@@ -88,7 +88,7 @@ impl Comm {
             members: Members::new(members),
             span: span.map(Box::new),
             p2p: P2pQueues::default(),
-            port_channels: PortChannels::default(),
+            port_channels: PortChannels::new(info.nranks),
             broken: Vec::new(),
             failure: None,
             strategies,
@@ -118,6 +118,11 @@ impl Comm {
     /// Something has happened then.
     pub(crate) fn touch(&mut self, at: Instant) {
         self.progress.note(at);
+    }
+
+    /// The service has stood still for so long: what waits here is not late by that.
+    pub(crate) fn put_off(&mut self, by: Duration) {
+        self.progress.put_off(by);
     }
 
     /// When something last happened here.

@@ -72,6 +72,13 @@ pub(crate) struct P2pQueues {
     jobs: u32,
 }
 
+/// A rank of this host, and one that it sends to or receives from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RankPeer {
+    pub(crate) rank: u32,
+    pub(crate) peer: u32,
+}
+
 impl P2pQueues {
     /// A job begins.
     pub(crate) fn begin_job(&mut self) {
@@ -167,30 +174,30 @@ impl P2pQueues {
         waiting.chain(remote.flat_map(|pair| pair.waiting)).map(|operation| *operation)
     }
 
-    /// What ranks of this host have called, by rank and peer. `is_here` says which ranks those are.
-    pub(crate) fn accounts(&self, is_here: impl Fn(u32) -> bool) -> BTreeMap<(u32, u32), PairAccount> {
+    /// What ranks of this host have called. `is_here` says which ranks those are.
+    pub(crate) fn accounts(&self, is_here: impl Fn(u32) -> bool) -> BTreeMap<RankPeer, PairAccount> {
         let mut accounts = BTreeMap::new();
         for (Direction { src, dst, .. }, pair) in &self.pairs {
-            let own: &mut PairAccount = accounts.entry((*src, *dst)).or_default();
+            let own: &mut PairAccount = accounts.entry(RankPeer { rank: *src, peer: *dst }).or_default();
             own.sends += pair.sends_called;
             own.open_sends += pair.sends.len() as u64;
-            let own = accounts.entry((*dst, *src)).or_default();
+            let own = accounts.entry(RankPeer { rank: *dst, peer: *src }).or_default();
             own.recvs += pair.recvs_called;
             own.open_recvs += pair.recvs.len() as u64;
         }
         for (Direction { src, dst, .. }, pair) in &self.remote {
             let open = pair.waiting.len() as u64 + u64::from(pair.runs);
             if is_here(*src) {
-                let own = accounts.entry((*src, *dst)).or_default();
+                let own = accounts.entry(RankPeer { rank: *src, peer: *dst }).or_default();
                 own.sends += pair.called;
                 own.open_sends += open;
             } else {
-                let own = accounts.entry((*dst, *src)).or_default();
+                let own = accounts.entry(RankPeer { rank: *dst, peer: *src }).or_default();
                 own.recvs += pair.called;
                 own.open_recvs += open;
             }
         }
-        accounts.iter_mut().for_each(|((_, peer), account)| account.peer = *peer);
+        accounts.iter_mut().for_each(|(pair, account)| account.peer = pair.peer);
         accounts
     }
 }

@@ -16,14 +16,7 @@ use mccs_device::Operand;
 use mccs_model::{PutFrame, PutHeader};
 use mccs_tenants::regions::Region;
 
-/// A lane: a rank of this host, one of another, and the direction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LaneKey {
-    pub(crate) rank: u32,
-    pub(crate) peer: u32,
-    /// Whether the rank here sends.
-    pub(crate) is_send: bool,
-}
+use crate::proxy::calls::lane_job::{LaneKey, LongPut};
 
 /// The next message of a lane.
 pub(crate) struct LaneMessage {
@@ -38,21 +31,26 @@ pub(crate) struct LaneMessage {
     pub(crate) put: Option<LongPut>,
 }
 
-/// A put whose bytes follow its frame.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LongPut {
-    /// Of the rank, by number.
-    pub(crate) connection: u32,
-    /// Of the connection's long puts, by number.
-    pub(crate) number: u64,
-    pub(crate) bytes: u64,
-}
-
 /// What has come by a lane.
 pub(crate) enum Received {
-    Frame(Box<[u8; PutFrame::BYTES]>),
+    Frame(FramePlace),
     /// The bytes of the long put before.
     Data(PutHeader),
+}
+
+/// A place for a frame that no message uses.
+pub(crate) struct FramePlace {
+    frames: Arc<Region>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl FramePlace {
+    /// All its bytes, of which a frame may be shorter.
+    pub(crate) fn room(&mut self) -> Option<&mut [u8]> {
+        // SAFETY: no process has memory for frames. A lane gives a place while no message uses it, and begins one with it when this has gone.
+        unsafe { self.frames.bytes_mut(self.offset, self.bytes) }
+    }
 }
 
 /// Frames of a lane under way, each in a place of its own. More are of little use: a frame is sent when it has been copied.
@@ -65,6 +63,8 @@ const PLACES: u64 = FRAMES_MAX as u64 + 1;
 struct Lane {
     /// The rank's places for frames.
     frames: Arc<Region>,
+    /// Of the longest frame.
+    frame_bytes: u64,
     /// Connections that wait for the lane.
     waiting: VecDeque<u32>,
     /// Frames that have been sent, those under way among them.
@@ -76,25 +76,31 @@ struct Lane {
 }
 
 /// See the module's documentation.
-#[derive(Default)]
 pub(crate) struct PortLanes {
     lanes: BTreeMap<LaneKey, Lane>,
+    /// Of the longest frame.
+    frame_bytes: u64,
 }
 
 /// Bytes of the places for frames of a rank, of which there is one for each lane with one of so many ranks.
 pub(crate) fn frames_bytes(nranks: u32) -> u64 {
-    PLACES * u64::from(nranks) * PutFrame::BYTES as u64
+    if nranks == 0 { 0 } else { PLACES * u64::from(nranks) * PutFrame::longest(nranks) }
 }
 
 impl Lane {
     /// Where its next frame is.
     fn frame_offset(&self, lane: LaneKey) -> u64 {
         let place = if lane.is_send { self.frames_begun % u64::from(FRAMES_MAX) } else { PLACES - 1 };
-        (PLACES * u64::from(lane.peer) + place) * PutFrame::BYTES as u64
+        (PLACES * u64::from(lane.peer) + place) * self.frame_bytes
     }
 
-    fn frame(&self, lane: LaneKey, inline_puts: Vec<u64>) -> Option<LaneMessage> {
-        let operand = Operand::in_region(&self.frames, self.frame_offset(lane), PutFrame::BYTES as u64)?;
+    fn place(&self, lane: LaneKey) -> FramePlace {
+        FramePlace { frames: Arc::clone(&self.frames), offset: self.frame_offset(lane), bytes: self.frame_bytes }
+    }
+
+    /// A frame of so many bytes, or for one of so many at most.
+    fn frame(&self, lane: LaneKey, bytes: u64, inline_puts: Vec<u64>) -> Option<LaneMessage> {
+        let operand = Operand::in_region(&self.frames, self.frame_offset(lane), bytes)?;
         Some(LaneMessage { lane, operand, is_frame: true, inline_puts, put: None })
     }
 
@@ -108,9 +114,20 @@ fn data_message(lane: LaneKey, operand: Operand, put: Option<LongPut>) -> LaneMe
 }
 
 impl PortLanes {
+    /// Lanes of a communicator of so many ranks, none yet.
+    pub(crate) fn new(nranks: u32) -> Self {
+        PortLanes { lanes: BTreeMap::new(), frame_bytes: PutFrame::longest(nranks) }
+    }
+
+    /// Whether a put's bytes travel in a frame.
+    pub(crate) fn is_inline(&self, put_bytes: u64) -> bool {
+        PutFrame::has_put(self.frame_bytes, put_bytes)
+    }
+
     fn lane(&mut self, key: LaneKey, frames: &Arc<Region>) -> &mut Lane {
         self.lanes.entry(key).or_insert_with(|| Lane {
             frames: Arc::clone(frames),
+            frame_bytes: self.frame_bytes,
             waiting: VecDeque::new(),
             frames_begun: 0,
             frames_ended: 0,
@@ -125,7 +142,8 @@ impl PortLanes {
         if self.lanes.contains_key(&key) {
             return None;
         }
-        self.lane(key, frames).frame(key, Vec::new())
+        let bytes = self.frame_bytes;
+        self.lane(key, frames).frame(key, bytes, Vec::new())
     }
 
     /// A connection waits for its turn in a lane. Returns whether the lane is free.
@@ -152,17 +170,21 @@ impl PortLanes {
         }
     }
 
-    /// Sends a frame by a free lane, and then the bytes of its last put, if that is long. Returns the messages.
+    /// Where the next frame of a free lane is to be written.
+    pub(crate) fn place(&self, key: LaneKey) -> Option<FramePlace> {
+        Some(self.lanes.get(&key)?.place(key))
+    }
+
+    /// Sends a frame by a free lane, of so many bytes in its place, and then the bytes of its last put, if that is long. Returns the messages.
     pub(crate) fn send(
         &mut self,
         key: LaneKey,
-        frame: &PutFrame,
+        frame_bytes: u64,
         inline_puts: Vec<u64>,
         then: Option<(LongPut, Operand)>,
     ) -> Vec<LaneMessage> {
         let Some(lane) = self.lanes.get_mut(&key) else { return Vec::new() };
-        lane.frames.copy_in(lane.frame_offset(key), frame.as_bytes());
-        let Some(message) = lane.frame(key, inline_puts) else { return Vec::new() };
+        let Some(message) = lane.frame(key, frame_bytes, inline_puts) else { return Vec::new() };
         lane.frames_begun += 1;
         lane.long_puts += u32::from(then.is_some());
         std::iter::once(message).chain(then.map(|(put, data)| data_message(key, data, Some(put)))).collect()
@@ -183,9 +205,7 @@ impl PortLanes {
         if let Some(header) = lane.receives.take() {
             return Some(Received::Data(header));
         }
-        let mut frame = Box::new([0; PutFrame::BYTES]);
-        lane.frames.copy_out(lane.frame_offset(key), &mut *frame);
-        Some(Received::Frame(frame))
+        Some(Received::Frame(lane.place(key)))
     }
 
     /// Where the next message goes: the bytes of a long put, or else another frame.
@@ -196,7 +216,7 @@ impl PortLanes {
                 lane.receives = Some(header);
                 Some(data_message(key, operand, None))
             }
-            None => lane.frame(key, Vec::new()),
+            None => lane.frame(key, lane.frame_bytes, Vec::new()),
         }
     }
 

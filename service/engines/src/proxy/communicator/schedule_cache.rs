@@ -81,6 +81,12 @@ impl ScheduleCache {
         ScheduleCache::new(self.nranks, strategy, self.model).of_rail(self.is_rail)
     }
 
+    /// The same under another strategy, which must be valid for the communicator.
+    #[must_use]
+    pub fn under(self, strategy: Strategy) -> Self {
+        ScheduleCache::new(self.nranks, strategy, self.model).of_rail(self.is_rail)
+    }
+
     /// What a change makes of it: the same communicator and model under another strategy.
     ///
     /// # Errors

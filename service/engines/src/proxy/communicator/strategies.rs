@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use mccs_collective::{ChannelLink, Schedule};
+use mccs_collective::{ChannelLink, Schedule, Strategy};
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_exchange::protocol::Decision;
 use mccs_model::Refused;
@@ -95,6 +95,12 @@ impl Strategies {
     /// The schedule, under the strategy in force, of a collective that all ranks have called alike.
     pub(crate) fn schedule_for(&mut self, operations: &[Operation]) -> Result<Arc<Schedule>, PlanError> {
         self.schedules.schedule_for(operations)
+    }
+
+    /// The strategy in force, where no other is decided or being prepared.
+    pub(crate) fn at_rest(&self) -> Option<&Strategy> {
+        let is_at_rest = self.decided.is_empty() && self.preparing.is_none() && self.proposal.is_none();
+        is_at_rest.then(|| self.schedules.strategy())
     }
 
     /// Whether collective number `number` may start.

@@ -12,14 +12,15 @@ use mccs_runtime::{Share, work_ns};
 
 use crate::proxy::calls::channel_order::{ChannelOrder, ChannelOrderKind, PutEnds, TriggerBatch};
 use crate::proxy::calls::failure::Failure;
+use crate::proxy::calls::lane_job::{LaneJob, LaneKey};
 use crate::proxy::calls::operation::ProxyReply;
-use crate::proxy::communicator::port_channels::{Next, PeerPlace, Put};
-use crate::proxy::communicator::port_lanes::{LaneKey, LaneMessage};
+use crate::proxy::communicator::port_channels::{Connected, Next, PeerPlace, Progress, Put, TakenFrame, TakenIn};
+use crate::proxy::communicator::port_lanes::LaneMessage;
 use crate::proxy::execution::Execution;
-use crate::proxy::execution::tags::port_channel_tag;
+use crate::proxy::execution::tags::{FRAME_TAG, long_put_tag};
 use crate::proxy::mail::turns::{Event, POLL_NS};
 use crate::proxy::state::State;
-use crate::proxy::state::inflight::{Inflight, LaneJob, PutJob};
+use crate::proxy::state::inflight::{Inflight, PutJob};
 
 /// Triggers without a put that are done in a turn.
 const STEPS: u64 = 64;
@@ -27,8 +28,8 @@ const STEPS: u64 = 64;
 const TRIGGER_NS: u64 = 50;
 /// What it takes to hand a put to a GPU's thread.
 const GPU_PUT_NS: u64 = 300;
-/// What a frame to another host takes.
-const FRAME_NS: u64 = 2_000;
+/// What a message to or from another host takes, besides what it copies.
+const MESSAGE_NS: u64 = 2_000;
 /// Work of a turn, about: a poll has room for some.
 const TURN_NS: u64 = POLL_NS / 2;
 /// How often it is looked for waits that last too long: often enough for time-outs of tests, and seldom enough to cost nothing.
@@ -111,7 +112,7 @@ impl Execution {
                     false if live.members.has_left(peer) => PeerPlace::Left,
                     false => PeerPlace::Here,
                 };
-                let (number, listens) = live.port_channels.connect(rank, peer, place, tag)?;
+                let Connected { number, listens } = live.port_channels.connect(rank, peer, place, tag)?;
                 if let Some(message) = listens {
                     self.start_message(state, comm, &message);
                 }
@@ -130,7 +131,7 @@ impl Execution {
     pub(crate) fn take_triggers(&mut self, state: &mut State, batch: &TriggerBatch) {
         let TriggerBatch { session, comm, rank, triggers, .. } = batch;
         let enqueued = state.comms.sound_mut(*comm).map(|live| live.port_channels.enqueue(batch));
-        let (taken, failure) = enqueued.unwrap_or_default();
+        let TakenIn { triggers: taken, failure } = enqueued.unwrap_or_default();
         session.end_triggers(triggers.len() as u64 - taken);
         match failure {
             None => self.advance_port_channels(state, *comm, *rank),
@@ -143,13 +144,13 @@ impl Execution {
         let mut spent_ns = 0;
         while spent_ns < TURN_NS {
             let Some(live) = state.comms.sound_mut(comm) else { return };
-            let (next, steps) = live.port_channels.next(rank, STEPS);
+            let Progress { next, steps } = live.port_channels.next(rank, STEPS);
             spent_ns += TRIGGER_NS * steps;
             match next {
                 Err(failure) => return state.abort(comm, failure),
                 Ok(Next::Put(put)) => spent_ns += self.start_put(state, comm, rank, put),
                 Ok(Next::Send(messages)) => {
-                    spent_ns += FRAME_NS * messages.len() as u64;
+                    spent_ns += messages_ns(&messages);
                     self.start_messages(state, comm, &messages);
                 }
                 Ok(Next::More) => {}
@@ -188,10 +189,10 @@ impl Execution {
                 Some(device) => Ok(device.copy(&from, &to, job, &mut state.out.transports.workers(None))),
                 None => Err(LaunchError::NoPuts { device: state.out.device.name() }),
             },
-            PutEnds::Gpu { from, to } => match gpu {
-                Some(gpu) => {
+            PutEnds::Gpu { from, to } => match gpu.zip(state.out.device.puts()) {
+                Some((gpu, device)) => {
                     let put = GpuPut { gpu, from, to, bytes, comm, share };
-                    state.out.device.put(put, job).map(|()| Launched::Running)
+                    device.put(put, job).map(|()| Launched::Running)
                 }
                 None => Err(LaunchError::NoPuts { device: state.out.device.name() }),
             },
@@ -251,8 +252,9 @@ impl Execution {
             }
         };
         let (src, dst) = if is_send { (rank, peer) } else { (peer, rank) };
-        let remote = RemoteMessage { src, dst, track: LinkKey::PORT_CHANNELS_TRACK, rank, operand };
-        let tag = port_channel_tag(*is_frame, operand.bytes());
+        let track = if *is_frame { LinkKey::PORT_CHANNELS_TRACK } else { LinkKey::LONG_PUTS_TRACK };
+        let remote = RemoteMessage { src, dst, track, rank, operand };
+        let tag = if *is_frame { FRAME_TAG } else { long_put_tag(operand.bytes()) };
         let started = device.exchange(&remote, job, &mut state.out.transports.workers(Some((&network, tag))));
         if let Err(error) = started {
             state.inflight.remove(job);
@@ -263,18 +265,32 @@ impl Execution {
         }
     }
 
-    /// A message of a lane has been sent, or has come.
+    /// A message of a lane has been sent, or has come. What follows is work of its tenant's, and waits for that one's turn.
     pub(crate) fn finish_message(&mut self, state: &mut State, ended: LaneJob) {
-        let (now, LaneJob { comm, lane, put, .. }) = (state.now(), ended);
+        let (now, LaneJob { comm, put, .. }) = (state.now(), ended);
         let Some(live) = state.comms.get_mut(comm) else { return };
         live.touch(now);
         put.iter().for_each(|put| live.info.count_put(put.bytes));
+        state.work.push(live.share(), Event::Lane(ended));
+    }
+
+    /// Goes on with a lane of which a message has ended: carries out what has come, and sends what waits.
+    pub(crate) fn advance_lane(&mut self, state: &mut State, ended: LaneJob) {
+        let LaneJob { comm, lane, put, .. } = ended;
+        let Some(live) = state.comms.get_mut(comm) else { return };
         if live.failure.is_some() {
             live.port_channels.break_lane(lane);
             return state.reap(comm);
         }
-        match live.port_channels.end_lane(lane, put) {
-            Ok(next) => self.start_messages(state, comm, &next),
+        let went_on = match lane.is_send {
+            true => live.port_channels.end_send(lane, put).map(|next| TakenFrame { next, ..TakenFrame::default() }),
+            false => live.port_channels.end_receive(lane),
+        };
+        match went_on {
+            Ok(TakenFrame { next, copied, triggers }) => {
+                state.work.charge(MESSAGE_NS + work_ns(2 * copied) + TRIGGER_NS * triggers + messages_ns(&next));
+                self.start_messages(state, comm, &next);
+            }
             Err(failure) => return state.abort(comm, failure),
         }
         let Some(live) = state.comms.get(comm) else { return };
@@ -303,6 +319,13 @@ impl Execution {
             state.abort(comm, Failure::new(ErrorClass::Timeout, message));
         }
     }
+}
+
+/// What it takes to send these.
+fn messages_ns(messages: &[LaneMessage]) -> u64 {
+    let copied = |message: &LaneMessage| message.inline_puts.iter().sum::<u64>();
+    let sent = messages.iter().filter(|message| message.lane.is_send);
+    sent.map(|message| MESSAGE_NS + work_ns(2 * copied(message))).sum()
 }
 
 /// Ranks that wanted to leave may have nothing left to wait for, and a communicator whose ranks have all gone may be over.

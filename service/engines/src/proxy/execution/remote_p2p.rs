@@ -12,13 +12,14 @@ use mccs_telemetry::bandwidth::PairSide;
 
 use crate::proxy::calls::describe::describe;
 use crate::proxy::calls::failure::Failure;
+use crate::proxy::calls::lane_job::LaneJob;
 use crate::proxy::calls::operation::Operation;
 use crate::proxy::communicator::comm::Comm;
 use crate::proxy::communicator::p2p_queues::{Direction, direction};
 use crate::proxy::execution::tags::p2p_tag;
 use crate::proxy::execution::{Execution, refuse_messages, refuse_start};
 use crate::proxy::state::State;
-use crate::proxy::state::inflight::{Inflight, LaneJob, RemoteJob};
+use crate::proxy::state::inflight::{Inflight, RemoteJob};
 use crate::transport::ChannelFault;
 
 impl Execution {

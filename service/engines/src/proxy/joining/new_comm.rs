@@ -10,7 +10,7 @@ use mccs_device::{DeviceInitiatedGroup, Prepared, Shared};
 use mccs_exchange::protocol as exchange;
 use mccs_ipc::device_initiated::DeviceInitiatedShare;
 use mccs_ipc::protocol::HostRun;
-use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
+use mccs_ipc::types::{ErrorClass, Handle, UniqueId, WorkDone};
 use mccs_registry::{CommInfo, HOST_STAGED, RankInfo};
 use mccs_runtime::Sender;
 use mccs_telemetry::bandwidth::RecentTraffic;
@@ -20,6 +20,7 @@ use crate::proxy::MakeSchedules;
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::members::Member;
 use crate::proxy::calls::operation::{JoinRequest, JoinedRank, ProxyReply};
+use crate::proxy::calls::resumed::{ResumedComm, resume_counters};
 use crate::proxy::calls::sites::host_runs;
 use crate::proxy::communicator::comm::{Comm, Span};
 use crate::proxy::communicator::strategies::Strategies;
@@ -135,9 +136,10 @@ impl NewComm {
             number: state.out.registry.next_number(),
             id: *id,
             name: first.map_or_else(String::new, |request| request.options.name.clone()),
-            job: first.map_or_else(String::new, |request| request.options.job.clone()),
+            job: first.map_or_else(String::new, |request| request.session.job_of(&request.options.job).to_owned()),
             traffic_class: first.and_then(|request| request.options.traffic_class),
             tenant: first.map_or_else(String::new, |request| request.session.tenant.name.clone()),
+            rules: first.map_or_else(String::new, |request| request.session.tenant.rules.clone()),
             device: if self.is_staged() { HOST_STAGED.into() } else { state.out.device.name().into() },
             nranks: *nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
@@ -186,19 +188,64 @@ impl NewComm {
     }
 }
 
-fn rank_info(request: &JoinRequest) -> RankInfo {
-    RankInfo {
-        rank: request.rank,
-        session: request.session.id,
-        pid: request.session.peer.pid,
-        gpu: request.gpu.and_then(|gpu| u32::try_from(gpu).ok()),
-        rounds: 0.into(),
-        enqueued: 0.into(),
-        started: 0.into(),
-        completed: 0.into(),
-        user_tag: 0.into(),
-        late_ns: 0.into(),
+/// Goes on with a communicator of the program before; all its ranks are here.
+pub(crate) fn resume(mut resumed: ResumedComm, state: &mut State, make_schedules: &MakeSchedules) {
+    let (id, nranks, requests) = (resumed.state.id, resumed.state.members.len() as u32, resumed.requests());
+    let parts = SharedParts { shm_exchange: resumed.shm_exchange.take(), ..SharedParts::default() };
+    let ResumedComm { state: was, strategy, .. } = resumed;
+    let new = NewComm { id, nranks, requests, across: None, parts };
+    let mut info = new.info(state);
+    info.number = was.number;
+    let mut joins = new.requests.into_iter().peekable();
+    let Some(session) = joins.peek().map(|request| Arc::clone(&request.session)) else { return };
+    let (mut members, mut ranks, mut answers) = (Vec::new(), Vec::new(), Vec::new());
+    for rank in 0..nranks {
+        match joins.next_if(|request| request.rank == rank) {
+            Some(request) => {
+                ranks.push(rank_info(&request));
+                let (member, answer) = member_of(request);
+                members.push(member);
+                answers.push(answer);
+            }
+            // In its place stands another's session, which hears nothing of it.
+            None => {
+                ranks.push(RankInfo::new(rank, &session, None));
+                members.push(Member::departed(rank, Arc::clone(&session)));
+            }
+        }
     }
+    info.ranks = ranks;
+    let told = WorkDone { operations: was.counters.rounds, bytes: was.counters.round_bytes };
+    info.operation_sanity = CounterSanity::since(Instant::now(), COLLECTIVE_TIME_MIN).resume(told);
+    // The program before has counted how long rounds took.
+    info.shm_exchange.iter().for_each(|exchange| drop(exchange.take_times(Instant::now())));
+    resume_counters(&info, &was);
+    members.iter_mut().for_each(|member| member.resume(was.started));
+    let info = Arc::new(info);
+    let schedules = make_schedules(nranks, &[]).under(strategy);
+    let failure = was.failure.as_ref().map(|failure| Failure::new(failure.class(), failure.message.as_str()));
+    let mut comm = Comm::new(members, Strategies::new(schedules, Arc::default()), Arc::clone(&info), None, state.now());
+    let (told, news) =
+        if was.failure.is_some_and(|failure| failure.is_told) { (failure, None) } else { (None, failure) };
+    comm.failure = told;
+    let comm = match state.comms.insert(comm) {
+        Ok(comm) => comm,
+        Err(_) => return refuse(state, None, answers),
+    };
+    state.out.registry.add_comm(Arc::clone(&info));
+    for Answer { rank, request, tenant_comm, reply } in answers {
+        let (info, memory) = (Arc::clone(&info), Arc::default());
+        let _ =
+            reply.send(ProxyReply::Joined(JoinedRank { request, tenant_comm, comm, rank, info, memory, share: None }));
+    }
+    if let Some(failure) = news {
+        state.abort(comm, failure);
+    }
+}
+
+fn rank_info(request: &JoinRequest) -> RankInfo {
+    let gpu = request.gpu.and_then(|gpu| u32::try_from(gpu).ok());
+    RankInfo::new(request.rank, &request.session, gpu)
 }
 
 fn member_of(request: JoinRequest) -> (Member, Answer) {

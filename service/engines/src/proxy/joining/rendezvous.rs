@@ -178,6 +178,12 @@ impl<M> Rendezvous<M> {
         failed
     }
 
+    /// The service has stood still for so long: nobody is late by that.
+    pub fn put_off(&mut self, by: Duration) {
+        self.gatherings.values_mut().for_each(|gathering| gathering.since += by);
+        self.due = self.due.map(|due| due + by);
+    }
+
     /// When [`Rendezvous::expire`] is next due, at the earliest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
@@ -224,6 +230,16 @@ mod tests {
     /// The session of a member.
     fn owner(member: char) -> u64 {
         u64::from(u32::from(member))
+    }
+
+    #[test]
+    fn while_the_service_stands_still_nobody_becomes_late() {
+        let (second, now) = (Duration::from_secs(1), Instant::now());
+        let mut rendezvous = Rendezvous::new(second);
+        assert_eq!(rendezvous.join(key(1), 0, 2, owner('a'), 'a', now), Joined::Waiting);
+        rendezvous.put_off(5 * second);
+        assert!(rendezvous.expire(now + 5 * second).is_empty() && rendezvous.late().is_empty());
+        assert_eq!(rendezvous.expire(now + 6 * second).len(), 1);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mccs_exchange::protocol::{Membership, Name, Payload};
+use mccs_model::link::LinkEngines;
 use mccs_telemetry::placed::HostRanks;
 use mccs_transport::ListenerHandle;
 
@@ -13,8 +14,10 @@ use crate::proxy::joining::transport_offer::{Agreed, Offer, agree};
 use crate::transport::Network;
 use crate::transport::links::{PathAssignment, PeerHost, Peers, ToGpus};
 
-/// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
+/// Engines that links of one communicator go round, at most: more channels share them. Bounds what ranks tell each other.
 pub(crate) const ENGINES_PER_COMM_MAX: usize = 16;
+/// Those, and the near one.
+const LISTENERS_MAX: usize = ENGINES_PER_COMM_MAX + 1;
 
 /// Characters of a peer's text that a message shows.
 const TERMS_SHOWN_MAX: usize = 100;
@@ -58,7 +61,7 @@ impl Setup {
     pub(crate) fn payload(&self, terms: &str, offer: &Offer, gpu: Option<GpuPlace>) -> Option<Payload> {
         let handles: Option<Vec<&[u8]>> =
             self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
-        Payload::new(&postcard::to_stdvec(&(terms, handles?, gpu, offer)).ok()?)
+        Payload::new(&postcard::to_stdvec(&(terms, handles?, self.network.placed, gpu, offer)).ok()?)
     }
 
     /// The traffic class that its ranks ask for.
@@ -72,8 +75,8 @@ impl Setup {
     }
 }
 
-/// What a rank told: terms, listeners of its host, its GPU, and what its host offers.
-type Told<'a> = (&'a str, Vec<&'a [u8]>, Option<GpuPlace>, Offer);
+/// What a rank told: terms, listeners of its host and which links each is for, its GPU, and what its host offers.
+type Told<'a> = (&'a str, Vec<&'a [u8]>, LinkEngines, Option<GpuPlace>, Offer);
 
 fn told(payload: &Payload) -> Result<Told<'_>, postcard::Error> {
     postcard::from_bytes(payload.bytes())
@@ -81,7 +84,7 @@ fn told(payload: &Payload) -> Result<Told<'_>, postcard::Error> {
 
 /// The GPU of every rank, if it is on one.
 pub(crate) fn gpus_of(payloads: &[Payload]) -> Vec<Option<GpuPlace>> {
-    payloads.iter().map(|payload| told(payload).ok().and_then(|(_, _, gpu, _)| gpu)).collect()
+    payloads.iter().map(|payload| told(payload).ok().and_then(|(.., gpu, _)| gpu)).collect()
 }
 
 /// Who is where, as controllers are told; `gpus` by rank. Where only some ranks of a host are on GPUs none counts as being there.
@@ -96,8 +99,12 @@ pub(crate) fn placed_ranks(hosts: &[Name], ranks_by_host: &[Vec<u32>], gpus: &[O
 }
 
 /// What a host's ranks told, if its schedules fit those of this host.
-pub(crate) fn listeners_of(payload: &Payload, own_terms: &str) -> Result<(Vec<ListenerHandle>, Offer), String> {
-    let (terms, handles, _, offer) = told(payload).map_err(|error| format!("what it tells is unusable: {error}"))?;
+pub(crate) fn listeners_of(
+    payload: &Payload,
+    own_terms: &str,
+) -> Result<(Vec<ListenerHandle>, LinkEngines, Offer), String> {
+    let (terms, handles, engines, _, offer) =
+        told(payload).map_err(|error| format!("what it tells is unusable: {error}"))?;
     if terms != own_terms {
         let terms: String = terms.chars().take(TERMS_SHOWN_MAX).collect();
         return Err(format!(
@@ -105,12 +112,15 @@ pub(crate) fn listeners_of(payload: &Payload, own_terms: &str) -> Result<(Vec<Li
              all hosts need the same version, and the same [strategy] in service.toml"
         ));
     }
-    if !(1..=ENGINES_PER_COMM_MAX).contains(&handles.len()) {
-        return Err(format!("{} listeners, not 1 to {ENGINES_PER_COMM_MAX}", handles.len()));
+    if !(1..=LISTENERS_MAX).contains(&handles.len()) {
+        return Err(format!("{} listeners, not 1 to {LISTENERS_MAX}", handles.len()));
+    }
+    if !engines.are_among(handles.len()) {
+        return Err(format!("{engines:?} of {} listeners", handles.len()));
     }
     let handles = handles.into_iter().map(ListenerHandle::from_bytes);
     let handles = handles.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
-    Ok((handles, offer))
+    Ok((handles, engines, offer))
 }
 
 pub(crate) fn peers_of(
@@ -124,9 +134,9 @@ pub(crate) fn peers_of(
     for (index, name) in membership.hosts.iter().enumerate() {
         let rank = membership.host_of_rank.iter().position(|host| usize::from(*host) == index);
         let payload = rank.and_then(|rank| payloads.get(rank)).ok_or_else(|| (name.clone(), "nothing".to_owned()))?;
-        let (listeners, offer) = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
+        let (listeners, engines, offer) = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
         offers.push((name, offer));
-        hosts.push(PeerHost { name: name.clone(), listeners, pairs: Arc::default() });
+        hosts.push(PeerHost { name: name.clone(), listeners, engines, pairs: Arc::default() });
     }
     let offers: Vec<_> = offers.iter().map(|(name, offer)| (*name, offer)).collect();
     let agreed = agree(&offers, to_gpus != ToGpus::All).map_err(|(host, problem)| (host.clone(), problem))?;
@@ -141,7 +151,7 @@ mod tests {
     use std::time::Instant;
 
     use mccs_config::service::RdmaUse;
-    use mccs_model::link::LinksId;
+    use mccs_model::link::{LinkEngines, LinksId};
 
     use super::*;
     use crate::transport::Activity;
@@ -150,8 +160,8 @@ mod tests {
     fn ranks_are_where_their_gpus_are() {
         let place = |gpu| Some(GpuPlace { gpu, group: 0 });
         let setup = |listener: Option<ListenerHandle>| {
-            let network =
-                Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
+            let (engines, placed, activity) = (Vec::new(), LinkEngines::round(1), Activity::new(Instant::now()));
+            let network = Network { links: LinksId(1), epoch: 0, engines, placed, activity };
             Setup { listeners: vec![listener], ..Setup::new(network) }
         };
         let offer = Offer::without(RdmaUse::Off, None, "");
@@ -167,17 +177,22 @@ mod tests {
 
     #[test]
     fn unusable_payloads_are_refused() {
-        let payload = |terms: &str, handles: Vec<Vec<u8>>| {
+        let placed = |terms: &str, handles: Vec<Vec<u8>>, engines: LinkEngines| {
             let offer = Offer::without(RdmaUse::Off, None, "");
             let place = GpuPlace { gpu: 3, group: 0 };
-            Payload::new(&postcard::to_stdvec(&(terms, handles, Some(place), offer)).unwrap()).unwrap()
+            Payload::new(&postcard::to_stdvec(&(terms, handles, engines, Some(place), offer)).unwrap()).unwrap()
         };
+        let payload = |terms: &str, handles: Vec<Vec<u8>>| placed(terms, handles, LinkEngines::round(1));
         let listeners = |payload: &Payload| Ok::<_, String>(listeners_of(payload, "ours")?.0);
         let good = payload("ours", vec![vec![1; 8]; 2]);
         assert_eq!(listeners(&good).unwrap().len(), 2);
         assert_eq!(gpus_of(&[good, Payload::new(&[0xff; 9]).unwrap()]), [Some(GpuPlace { gpu: 3, group: 0 }), None]);
         assert!(listeners(&payload("ours", Vec::new())).is_err());
-        assert!(listeners(&payload("ours", vec![vec![1; 8]; ENGINES_PER_COMM_MAX + 1])).is_err());
+        assert!(listeners(&payload("ours", vec![vec![1; 8]; LISTENERS_MAX + 1])).is_err());
+        for (round, near) in [(0, None), (3, None), (2, Some(2))] {
+            let engines = LinkEngines { round, near };
+            assert!(listeners(&placed("ours", vec![vec![1; 8]; 2], engines)).is_err(), "{engines:?}");
+        }
         assert!(listeners(&payload("ours", vec![vec![1; 1000]])).is_err());
         assert!(listeners(&Payload::new(&[0xff; 9]).unwrap()).is_err());
         let problem = listeners(&payload("theirs", vec![vec![1; 8]])).unwrap_err();

@@ -16,7 +16,7 @@ use mccs_config::service::Device;
 use mccs_exchange::protocol::{self as exchange, CommId, CommKey, Join, Membership, Name, Payload, Request};
 use mccs_ipc::protocol::Role;
 use mccs_ipc::types::ErrorClass;
-use mccs_model::link::LinksId;
+use mccs_model::link::{LinkEngines, LinksId};
 use mccs_model::{Reductions, SessionId};
 use mccs_runtime::Sender;
 use mccs_transport::{ListenerHandle, TransportError};
@@ -86,7 +86,7 @@ impl Setups {
     pub(crate) fn join(&mut self, out: &mut Outlets, request: JoinRequest, tenant: Name, now: Instant) {
         let key = CommKey { tenant, id: request.id };
         if !self.by_key.contains_key(&key) {
-            let network = self.begin(&key, out.transports.engines(), now);
+            let network = self.begin(&key, out.transports.engines(), &request, now);
             out.transports.listen(&network);
         }
         let offer = self.offer_of(&request, out.registry.reductions());
@@ -104,14 +104,25 @@ impl Setups {
     }
 
     /// Begins to set a communicator up, with links on some of `engines`.
-    fn begin(&mut self, key: &CommKey, engines: &[TransportHandle], now: Instant) -> Network {
+    fn begin(&mut self, key: &CommKey, engines: &[TransportHandle], request: &JoinRequest, now: Instant) -> Network {
         let links = LinksId(self.next_links);
         self.next_links += 1;
         let count = self.engines_per_comm.clamp(1, ENGINES_PER_COMM_MAX).min(engines.len());
-        // Communicators take turns, so that those with few channels do not all share the first engines.
-        let first = (links.0 as usize).wrapping_mul(count);
-        let engines = (0..count).map(|index| engines[(first + index) % engines.len()].clone()).collect();
-        let network = Network { links, epoch: 0, engines, activity: Activity::new(now) };
+        let beside = engines.iter().position(|engine| engine.is_near);
+        // What a communicator of GPUs has that is long goes by its rails. Communicators else take turns, so that those with few channels do not all
+        // share the first engines.
+        let is_short = request.gpu.is_some() && !request.role.is_rail();
+        let first = beside.filter(|_| is_short).unwrap_or((links.0 as usize).wrapping_mul(count));
+        let mut places: Vec<_> = (0..count).map(|index| (first + index) % engines.len()).collect();
+        let near = beside.map(|beside| {
+            places.iter().position(|place| *place == beside).unwrap_or_else(|| {
+                places.push(beside);
+                count
+            }) as u16
+        });
+        let placed = LinkEngines { round: count as u16, near };
+        let engines = places.into_iter().map(|place| engines[place].clone()).collect();
+        let network = Network { links, epoch: 0, engines, placed, activity: Activity::new(now) };
         self.key_of_links.insert(links, key.clone());
         self.by_key.insert(key.clone(), Setup::new(network.clone()));
         network

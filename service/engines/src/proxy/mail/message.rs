@@ -14,6 +14,7 @@ use mccs_tenants::session::Session;
 use crate::proxy::calls::channel_order::{ChannelOrder, TriggerBatch};
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::{JoinRequest, Operation, ProxyReply};
+use crate::proxy::calls::resumed::ResumedComm;
 use crate::proxy::mail::reply_to::{DiagnosisRounds, ForwardedRequest, OperatorAnswer, OperatorRequest, ReplyTo};
 use crate::proxy::streams::semaphores::StreamSemaphore;
 use crate::transport::{TransportEvent, TransportEvents};
@@ -34,6 +35,8 @@ pub enum ProxyMessage {
     Operator(OperatorMessage),
     /// From the proxy engine of another device: a communicator with this number has failed, the whole or a part of it.
     FamilyFailed { whole: u64, failure: Failure },
+    /// Communicators of the program before.
+    Resume(Vec<ResumedComm>),
 }
 
 /// From a session engine.

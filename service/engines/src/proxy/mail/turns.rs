@@ -8,6 +8,7 @@ use mccs_model::SessionId;
 use mccs_runtime::{Account, Share, TenantQueueReceiver, TenantQueues, Turns};
 
 use crate::proxy::PROXY_QUEUE_MAX;
+use crate::proxy::calls::lane_job::LaneJob;
 use crate::proxy::mail::message::SessionMessage;
 
 /// What a message or an event takes, besides what it runs at once.
@@ -24,6 +25,8 @@ pub(crate) enum Event {
     Ready { comm: Handle },
     /// Port channels of a rank may go on.
     PortChannels { comm: Handle, rank: u32 },
+    /// A message of port channels has come from another host, or has gone there.
+    Lane(LaneJob),
     /// A session has ended.
     Close { session: SessionId },
 }
@@ -121,7 +124,8 @@ impl WorkQueues {
     /// The next thing to do, of the tenant whose turn it is.
     pub(crate) fn next(&mut self) -> Option<Item> {
         while let Some((share, queue)) = self.queues.pop_listed() {
-            self.turns.enter(share).queue.get_or_insert(queue);
+            // The one of a tenant that has gone, and had this number, is empty: it was waited for.
+            self.turns.enter(share).queue = Some(queue);
         }
         loop {
             let (_, work) = self.turns.turn()?;

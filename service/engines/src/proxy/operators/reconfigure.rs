@@ -130,11 +130,11 @@ fn begin_to_prepare(
     let next = live.strategies.next(&body, change, &live.info.hosts)?;
     let links = next.links().map_err(|error| error.to_string())?;
     let span = live.span.as_ref().ok_or_else(|| Refused::own("the communicator has no other hosts"))?;
-    let engines = span.network.engines.len();
-    state
-        .out
-        .transports
-        .prepare_epoch(&span.network, |place| links_of(&live.members, &next, &links, Engine { place, count: engines }));
+    let (engines, placed) = (span.network.engines.len(), span.network.placed);
+    state.out.transports.prepare_epoch(&span.network, |place| {
+        let own = links.iter().filter(|link| placed.of(**link) == place);
+        links_of(&live.members, &next, own)
+    });
     live.strategies.prepare(next, window, engines);
     Ok(())
 }
@@ -209,21 +209,12 @@ pub(crate) fn set_pace(state: &mut State, id: &CommId, pace: &Arc<Pace>) {
     state.out.transports.set_pace(&span.network, &here);
 }
 
-/// A transport engine of a communicator.
-struct Engine {
-    /// Its place among those of the network.
-    place: usize,
-    /// How many those are.
-    count: usize,
-}
-
-/// Links of a strategy between this host and others, as one of the network's engines has them.
-fn links_of(members: &Members, next: &Next, links: &[LinkKey], of: Engine) -> NextEpoch {
+/// Links of a strategy between this host and others, of those that one of the network's engines has.
+fn links_of<'a>(members: &Members, next: &Next, own: impl Iterator<Item = &'a LinkKey> + Clone) -> NextEpoch {
     let is_here = |rank: u32| members.index_of(rank).is_some();
-    let own = |key: &&LinkKey| key.engine(of.count) == of.place;
     let wanted = |sends: bool| {
         let is_wanted = |key: &&LinkKey| is_here(key.src) == sends && is_here(key.dst) != sends;
-        links.iter().filter(own).filter(is_wanted).copied().collect()
+        own.clone().filter(is_wanted).copied().collect()
     };
     NextEpoch {
         epoch: next.epoch(),

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crate::proxy::communicator::p2p_queues::RankPeer;
 use mccs_exchange::protocol::AccountBody;
 use mccs_ipc::types::Handle;
 use mccs_model::link::FlowWait;
 use mccs_registry::RankInfo;
 use mccs_telemetry::stuck::{
-    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount,
+    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, Total,
 };
 
 use crate::proxy::calls::describe::{describe_as, describe_call_as};
@@ -54,7 +55,9 @@ impl<'a> Waits<'a> {
         let comm = self.comm;
         let mut pairs: BTreeMap<u32, Vec<PairAccount>> = BTreeMap::new();
         let is_here = |rank| comm.members.index_of(rank).is_some();
-        comm.p2p.accounts(is_here).into_iter().for_each(|((rank, _), pair)| pairs.entry(rank).or_default().push(pair));
+        for (RankPeer { rank, .. }, pair) in comm.p2p.accounts(is_here) {
+            pairs.entry(rank).or_default().push(pair);
+        }
         let stall = comm.gpus.as_ref().zip(gpus).and_then(|(ranks, looks)| ranks.stall(&comm.members, looks));
         let of = |(member, info): (&'a Member, &RankInfo)| {
             let pairs = pairs.remove(&member.rank).unwrap_or_default();
@@ -69,7 +72,10 @@ impl<'a> Waits<'a> {
         let idle = now.saturating_duration_since(moved_at.max(comm.active_since()));
         HostAccount {
             started: comm.info.ranks.iter().map(|info| comm.info.progress(info).started).min().unwrap_or(0),
-            joint: (comm.info.joint[0].load(Ordering::Relaxed), comm.info.joint[1].load(Ordering::Relaxed)),
+            joint: Total {
+                count: comm.info.joint[0].load(Ordering::Relaxed),
+                sum_ns: comm.info.joint[1].load(Ordering::Relaxed),
+            },
             last: ranks.first().map_or_else(String::new, |rank| rank.last.clone()),
             ranks,
             is_running: !comm.running.is_none(),

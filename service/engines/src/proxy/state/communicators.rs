@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_exchange::protocol::CommId;
 use mccs_ipc::types::{ErrorClass, Handle};
@@ -100,6 +100,11 @@ impl Communicators {
     pub(crate) fn on_gpu(&self, gpu: usize) -> Vec<Handle> {
         let is_there = |live: &Comm| live.members.iter().any(|member| member.gpu == Some(gpu));
         self.iter().filter(|(_, live)| is_there(live)).map(|(comm, _)| comm).collect()
+    }
+
+    /// Nothing could happen in any of them for so long.
+    pub(crate) fn put_off(&mut self, by: Duration) {
+        self.table.iter_mut().for_each(|(_, live)| live.put_off(by));
     }
 
     /// Those in which operations wait for other ranks, and since when nothing has happened there.

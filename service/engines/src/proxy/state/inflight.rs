@@ -8,9 +8,9 @@ use mccs_telemetry::recorder::{Record, Recorder, job_number};
 use mccs_tenants::Charge;
 
 use crate::proxy::calls::failure::Failure;
+use crate::proxy::calls::lane_job::LaneJob;
 use crate::proxy::calls::operation::Operation;
 use crate::proxy::communicator::p2p_queues::Matched;
-use crate::proxy::communicator::port_lanes::{LaneKey, LongPut};
 
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
@@ -54,17 +54,6 @@ pub(crate) struct PutJob {
     pub(crate) is_on_gpu: bool,
 }
 
-/// A message of port channels with a rank of another host.
-#[derive(Clone, Copy)]
-pub(crate) struct LaneJob {
-    pub(crate) comm: Handle,
-    pub(crate) lane: LaneKey,
-    /// Whether it waits for whatever a peer may send.
-    pub(crate) listens: bool,
-    /// The put whose bytes it sends.
-    pub(crate) put: Option<LongPut>,
-}
-
 /// Operations for which there is no room, and what fails their communicator for it.
 pub(crate) struct Refused {
     pub(crate) failure: Failure,
@@ -72,6 +61,16 @@ pub(crate) struct Refused {
 }
 
 impl Inflight {
+    fn comm(&self) -> Handle {
+        match self {
+            Inflight::Collective { comm, .. }
+            | Inflight::Pair(PairJob { comm, .. })
+            | Inflight::Remote(RemoteJob { comm, .. })
+            | Inflight::Put(PutJob { comm, .. })
+            | Inflight::Lane(LaneJob { comm, .. }) => *comm,
+        }
+    }
+
     /// Whether it waits for what may never come.
     fn listens(&self) -> bool {
         matches!(self, Inflight::Lane(LaneJob { listens: true, .. }))
@@ -107,6 +106,11 @@ impl InflightOperations {
     /// Whether nothing runs that is to end.
     pub(crate) fn is_empty(&self) -> bool {
         self.table.len() == self.listening
+    }
+
+    /// The same, where what runs of some communicators is not waited for.
+    pub(crate) fn have_ended_but_for(&self, leaves: impl Fn(Handle) -> bool) -> bool {
+        self.is_empty() || self.table.iter().all(|(_, job)| job.listens() || leaves(job.comm()))
     }
 
     /// Something begins to run, as this job.

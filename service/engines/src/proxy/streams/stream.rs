@@ -40,7 +40,7 @@ pub(crate) enum Task {
     Own(Box<Operation>),
     /// Started: nothing left to do but wait.
     Started,
-    /// Ended, while an operation that it overlaps with has not.
+    /// Ended, while another of its group, or one that it overlaps with, has not.
     Ended,
 }
 
@@ -159,16 +159,30 @@ impl Stream {
         std::mem::replace(&mut self.is_watched, is_watched) != is_watched
     }
 
+    /// An operation that has started.
+    fn started_mut(&mut self, ticket: u64) -> Option<&mut Entry> {
+        let first = self.queue.front()?.ticket;
+        // Numbers have no gaps, unless another engine has some of the stream's operations.
+        let guess = usize::try_from(ticket.checked_sub(first)?).ok()?;
+        let is_it = |at: &usize| self.queue.get(*at).is_some_and(|entry| entry.ticket == ticket);
+        let at = Some(guess).filter(is_it).or_else(|| self.queue.iter().position(|entry| entry.ticket == ticket))?;
+        self.queue.get_mut(at).filter(|_| at < self.active)
+    }
+
+    /// Operations that have ended, of which the tenant was not told.
+    pub(crate) fn untold(&self) -> impl Iterator<Item = u64> {
+        let ended = |entry: &&Entry| matches!(entry.task, Task::Ended);
+        self.queue.iter().take(self.active).filter(ended).map(|entry| entry.ticket)
+    }
+
     /// A started operation has ended. Returns whether the stream may go on to its next group.
     pub(crate) fn finish_one(&mut self, ticket: u64, now: Instant) -> bool {
         debug_assert!(self.pending > 0, "more operations ended than started");
         self.pending -= 1;
+        if let Some(entry) = self.started_mut(ticket) {
+            entry.task = Task::Ended;
+        }
         let count = if self.queue.front().is_some_and(|first| first.overlaps.is_some()) {
-            let started = || self.queue.iter().take(self.active);
-            let ended = started().position(|entry| entry.ticket == ticket);
-            if let Some(entry) = ended.and_then(|at| self.queue.get_mut(at)) {
-                entry.task = Task::Ended;
-            }
             self.queue.iter().take_while(|entry| matches!(entry.task, Task::Ended)).count()
         } else if self.group_closed && self.pending == 0 {
             self.active

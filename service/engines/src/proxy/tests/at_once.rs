@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use mccs_collective::{CostModel, Strategy};
 use mccs_config::service::AlgorithmChoice;
 use mccs_device::{
-    Buffers, Collective, Device, LaunchError, Launched, NewGroup, Operand, PointToPoint, Prepare, Prepared, Shared,
-    Workers,
+    Buffers, Collective, Device, LaunchError, Launched, NewGroup, Operand, PointToPoint, Prepare, Prepared, Puts,
+    Shared, Workers,
 };
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_model::{Action, Scalar};
@@ -43,6 +43,10 @@ impl Device for AtOnce {
     }
 
     fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint> {
+        None
+    }
+
+    fn puts(&mut self) -> Option<&mut dyn Puts> {
         None
     }
 }

@@ -1,213 +1,27 @@
 //! Accepts tenants' connections: users, limits of sessions, drain, turns of who connects without end; makes a session of each.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mccs_ipc::command::{Command, Completion};
-use mccs_ipc::handshake::{Listener, PeerCredentials, Socket, SocketError};
-use mccs_ipc::protocol::{Response, ResponseEnvelope, SegmentLayout};
-use mccs_ipc::queue::{Consumer, Producer, ring_bytes};
-use mccs_ipc::shm::Mapping;
-use mccs_ipc::sync::{Doorbell, StreamWord};
+use mccs_handover::Phase;
+use mccs_ipc::handshake::{BACKLOG, Listener, PeerCredentials, Socket, SocketError};
+use mccs_ipc::loan;
 use mccs_ipc::types::ErrorClass;
-use mccs_registry::Registry;
-use mccs_runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
-use mccs_telemetry::LogBudget;
-use mccs_tenants::regions::UnmapWorker;
-use mccs_tenants::session::{Session, StreamWords};
-use mccs_tenants::{Charge, FdCloser, HostMemory, Resource, Tenant};
-use nix::sys::resource::{Resource as Limit, getrlimit};
+use mccs_runtime::{Context, Engine, Progress};
+use mccs_tenants::{Charge, FdCloser, Tenant};
 
+use super::admission::Admission;
 use super::arrivals::{Arrivals, CONNECTS_PER_S};
-use crate::session::commands::CommandRing;
-use crate::session::greeting::Greeting;
-use crate::session::outlets::{Answers, Outlets, Proxies, ProxyOutbox, ProxyQueues, Replies, TenantSocket};
-use crate::session::requests::Requests;
-use crate::session::tables::{Fifos, Memory, Ranks, Streams, Tables};
-use crate::session::{SLOW_TO_CLOSE, SessionEngine, State};
+use super::factory::{SessionFactory, descriptor_limit, refuse};
+use crate::session::STOPPING;
+use crate::session::descriptors::{NO_DESCRIPTOR, duplicate};
 
-/// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
-/// asks for in one poll, before which it takes all answers in. No answer may be lost, or its asker would wait for ever.
-const REPLIES_BESIDES: usize = 1024;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-const DRAINING: &str = "the operator is emptying this host (mccsctl drain): it takes no new processes";
-
-/// Sizes of a session's segment.
-#[derive(Debug, Clone, Copy)]
-pub struct SessionLimits {
-    /// Slots of the command ring, a power of two.
-    pub command_ring: u32,
-    /// Slots of the completion ring, a power of two.
-    pub completion_ring: u32,
-    /// How long a tenant's waits poll before they sleep.
-    pub spin: Duration,
-}
-
-/// Makes sessions. Shared by all acceptors.
-pub struct SessionFactory {
-    /// Where their engines run.
-    pub runtimes: Arc<Runtimes>,
-    /// The runtime where they wait for the hello: who never says it does not disturb those who work.
-    pub greeting_runtime: u32,
-    /// The runtime of those that have been greeted.
-    pub serving_runtime: u32,
-    /// Sizes.
-    pub limits: SessionLimits,
-    /// The proxy engines.
-    pub proxies: Arc<Proxies>,
-    /// Where sessions are listed.
-    pub registry: Arc<Registry>,
-    /// Where their regions are made.
-    pub host_memory: Arc<HostMemory>,
-    /// Unmaps what they leave.
-    pub unmap_worker: UnmapWorker,
-    /// Tenants cause these lines.
-    pub log_budget: Mutex<LogBudget>,
-}
-
-fn layout(limits: &SessionLimits, words: u32) -> SegmentLayout {
-    let align = |bytes: u64| bytes.next_multiple_of(128);
-    let completions_offset = align(ring_bytes::<Command>(limits.command_ring));
-    let words_offset = completions_offset + align(ring_bytes::<Completion>(limits.completion_ring));
-    SegmentLayout {
-        segment_bytes: words_offset + (u64::from(words) + 1) * size_of::<StreamWord>() as u64,
-        commands_offset: 0,
-        commands_capacity: limits.command_ring,
-        completions_offset,
-        completions_capacity: limits.completion_ring,
-        words_offset,
-        words,
-    }
-}
-
-impl SessionFactory {
-    /// Whether a process has one. Who is at work may need another, for its graphs.
-    fn has_session(&self, peer: PeerCredentials) -> bool {
-        self.registry.sessions().iter().any(|session| (session.peer.pid, session.peer.uid) == (peer.pid, peer.uid))
-    }
-
-    /// Makes a session of a connection; or tells it why there is none.
-    fn start(&self, socket: Socket, peer: PeerCredentials, admission: &Admission) {
-        let tenant = Arc::clone(&admission.tenant);
-        let socket = TenantSocket::new(socket, Arc::clone(&tenant));
-        let charge = match tenant.charge(Resource::Sessions, 1) {
-            Ok(charge) => charge,
-            Err(error) => {
-                self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-                refuse(&socket, ErrorClass::InvalidUsage, &error.to_string());
-                return;
-            }
-        };
-        let layout = layout(&self.limits, tenant.quota.streams);
-        let parts = match Parts::make(&layout) {
-            Ok(parts) => parts,
-            Err(error) => {
-                let message = format!("the service cannot make a session: {error}; {}", descriptor_limit());
-                self.cannot(&message, peer);
-                return refuse(&socket, ErrorClass::System, &message);
-            }
-        };
-        let Parts { segment_fd, segment, commands, completions, doorbell } = parts;
-        // A communicator may be aborted while a rank leaves it. Few sessions ever have so many.
-        let replies = Mailbox::growing(2 * tenant.quota.ranks_of_session() as usize + REPLIES_BESIDES);
-        let waker: WakerSlot = replies.waker().clone();
-        let id = self.registry.next_number();
-        let quota = tenant.quota;
-        let words = StreamWords { offset: layout.words_offset, count: layout.words };
-        let session = Arc::new(Session::new(id, tenant, peer, segment, words, completions, waker.clone()));
-        self.registry.add_session(Arc::clone(&session));
-        let outlets = Outlets {
-            session,
-            answers: Answers::new(socket),
-            proxies: Arc::clone(&self.proxies),
-            outbox: ProxyOutbox::new(admission.queues.clone()),
-            replies: Replies::new(replies),
-        };
-        let tables = Tables {
-            memory: Memory::new(&quota, Arc::clone(&self.host_memory), self.unmap_worker.clone()),
-            streams: Streams::new(layout.words),
-            ranks: Ranks::new(&quota, Arc::clone(&self.registry)),
-            fifos: Fifos::default(),
-        };
-        let engine = SessionEngine {
-            state: State::Greeting(Greeting::new(segment_fd, layout, self.limits.spin)),
-            doorbell,
-            outlets,
-            ring: CommandRing::new(commands),
-            requests: Requests::default(),
-            tables,
-            registry: Arc::clone(&self.registry),
-            serving_runtime: self.serving_runtime,
-            _charge: charge,
-        };
-        let started = self.runtimes.start_engine(self.greeting_runtime, |own| {
-            waker.set(own);
-            Box::new(engine)
-        });
-        // The engine was dropped, and its socket has told that the service is stopping.
-        started.err().into_iter().for_each(|error| self.cannot(&format!("no engine for a session: {error}"), peer));
-    }
-
-    /// Tells the operator that somebody was refused for want of something.
-    fn cannot(&self, message: &str, peer: PeerCredentials) {
-        self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-        let mut budget = self.log_budget.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(suppressed) = budget.take(Instant::now()) {
-            tracing::warn!(pid = peer.pid, uid = peer.uid, suppressed, "{message}");
-        }
-    }
-}
-
-/// What a session is made of, and the kernel may refuse.
-struct Parts {
-    segment_fd: OwnedFd,
-    segment: Arc<Mapping>,
-    commands: Consumer<Command>,
-    completions: Producer<Completion>,
-    doorbell: Doorbell,
-}
-
-impl Parts {
-    fn make(layout: &SegmentLayout) -> anyhow::Result<Self> {
-        let (segment_fd, segment) = Mapping::create("mccs-session", layout.segment_bytes)?;
-        let segment = Arc::new(segment);
-        let commands = Consumer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity)?;
-        let completions = Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
-        Ok(Parts { segment_fd, segment, commands, completions, doorbell: Doorbell::new()? })
-    }
-}
-
-/// How many descriptors the service may have, and where that is said.
-fn descriptor_limit() -> String {
-    let (soft, hard) = getrlimit(Limit::RLIMIT_NOFILE).unwrap_or((0, 0));
-    format!("it may have {soft} descriptors (RLIMIT_NOFILE; at most {hard} without LimitNOFILE= in its unit)")
-}
-
-/// Tells a connection that there is no session for it.
-fn refuse(socket: &Socket, class: ErrorClass, message: &str) {
-    let response = Response::Error { class, message: message.to_owned() };
-    let _ = socket.send_hello(class.to_wire()).and_then(|()| socket.send(&ResponseEnvelope { id: 0, response }, &[]));
-}
-
-/// A tenant that may connect.
-pub struct Admission {
-    /// Who.
-    pub tenant: Arc<Tenant>,
-    /// The users that are it; all, if `None`.
-    pub uids: Option<Vec<u32>>,
-    /// Where its commands go.
-    pub queues: ProxyQueues,
-}
-
-impl Admission {
-    /// Whether a user may be this tenant.
-    fn admits(&self, peer: PeerCredentials) -> bool {
-        self.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid))
-    }
-}
+/// How often it is looked whether something is left of a tenant that is taken away.
+const GONE_LOOK: Duration = Duration::from_millis(5);
 
 /// See the module's documentation.
 pub struct Acceptor {
@@ -222,6 +36,28 @@ pub struct Acceptor {
     is_paused: bool,
     /// Given up for a moment when the process is out of descriptors, to tell who comes so.
     spare: Option<OwnedFd>,
+    /// The last attempt to hand the service over in which it has stood still.
+    handed_in: u64,
+    /// What is done once nothing is left of tenants that are taken away.
+    gone: Option<Gone>,
+}
+
+/// See [`Acceptor::when_gone`].
+type Gone = Box<dyn FnOnce() + Send>;
+
+/// Tells a connection that its tenant is taken away.
+fn turn_out(tenant: &Tenant, socket: Socket) {
+    refuse(&socket, ErrorClass::InvalidUsage, &tenant.removal());
+    tenant.closer.close_connection(socket);
+}
+
+/// Tells a connection why it waits for nothing.
+fn end(tenant: &Tenant, socket: Socket) {
+    if tenant.is_removed() {
+        return turn_out(tenant, socket);
+    }
+    refuse(&socket, ErrorClass::System, STOPPING);
+    tenant.closer.close_connection(socket);
 }
 
 fn spare() -> Option<OwnedFd> {
@@ -233,14 +69,74 @@ impl Acceptor {
     #[must_use]
     pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
         let tenants = admissions.into_iter().map(|admission| (admission, Arrivals::default())).collect();
-        Acceptor { listener, name, tenants, factory, strangers: FdCloser::default(), is_paused: false, spare: spare() }
+        let (strangers, spare) = (FdCloser::default(), spare());
+        Acceptor { listener, name, tenants, factory, strangers, is_paused: false, spare, handed_in: 0, gone: None }
+    }
+
+    /// The same for tenants that may be [taken away](mccs_tenants::Tenant::remove): it ends then, when nothing is left of them.
+    #[must_use]
+    pub fn when_gone(mut self, gone: impl FnOnce() + Send + 'static) -> Self {
+        self.gone = Some(Box::new(gone));
+        self
+    }
+
+    /// Whether all its tenants are taken away.
+    fn is_taken_away(&self) -> bool {
+        self.tenants.iter().all(|(admission, _)| admission.tenant.is_removed())
+    }
+
+    /// Tells whoever waits, or comes, that its tenant is taken away. Ends when nothing of it is left: who connects without end keeps
+    /// neither this from its end nor other engines from their turns.
+    fn take_away(&mut self, now: Instant) -> Progress {
+        for (admission, arrivals) in &mut self.tenants {
+            for (socket, _) in arrivals.take_out(|_| true) {
+                turn_out(&admission.tenant, socket);
+            }
+        }
+        let is_left = |(admission, _): &(Admission, _)| admission.tenant.has_some() || !admission.queues.are_empty();
+        if !self.tenants.iter().any(is_left) {
+            self.gone.take().into_iter().for_each(|gone| gone());
+            return Progress::Done;
+        }
+        // Descriptors are watched only where the next who comes may be told.
+        self.is_paused = true;
+        if let Some((admission, arrivals)) = self.tenants.first_mut().filter(|(_, arrivals)| arrivals.may_refuse(now)) {
+            match self.listener.accept() {
+                Ok(Some((socket, _))) => {
+                    arrivals.note_refusal(now);
+                    turn_out(&admission.tenant, socket);
+                    self.is_paused = false;
+                    return Progress::Busy;
+                }
+                Ok(None) => self.is_paused = false,
+                // There is no descriptor: the next look tries again.
+                Err(_) => {}
+            }
+        }
+        Progress::Idle { wake_at: Some(now + GONE_LOOK) }
+    }
+
+    /// Lets nobody in, and hands in who waits.
+    fn stand_still(&mut self) -> Progress {
+        let moment = self.factory.handover.moment();
+        if moment.phase == Phase::Quieting && self.handed_in != moment.attempt {
+            self.handed_in = moment.attempt;
+            let waiting = self.tenants.iter().flat_map(|(admission, arrivals)| {
+                arrivals.waiting().map(|(socket, _)| Some((admission.tenant.name.clone(), duplicate(socket).ok()?)))
+            });
+            match waiting.collect::<Option<Vec<_>>>() {
+                Some(waiting) => self.factory.handover.hand_in_connections(moment.attempt, waiting),
+                None => self.factory.handover.object(moment.attempt, NO_DESCRIPTOR.to_owned()),
+            }
+        }
+        Progress::IDLE
     }
 
     /// Takes a connection, or has it wait for its turn.
     fn arrive(&mut self, socket: Socket, peer: PeerCredentials, now: Instant) {
         let Some((admission, arrivals)) = self.tenants.iter_mut().find(|(admission, _)| admission.admits(peer)) else {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-            let reason = "is no tenant of this socket; the operator's service.toml lists who is";
+            let reason = "is no tenant of this socket, by user or cgroup; the operator's service.toml, or `mccsctl tenant add`, says who is";
             refuse(&socket, ErrorClass::InvalidUsage, &format!("user {} {reason}", peer.uid));
             self.strangers.close_connection(socket);
             return;
@@ -256,7 +152,7 @@ impl Acceptor {
             refuse(&socket, ErrorClass::InvalidUsage, &reason);
             closer.close_connection(socket);
         } else if let Some(connection) = arrivals.arrive((socket, peer), now) {
-            Self::admit(&self.factory, admission, connection, now);
+            self.factory.admit(connection.0, connection.1, admission, now);
         }
     }
 
@@ -265,7 +161,7 @@ impl Acceptor {
         let mut any = false;
         for (admission, arrivals) in &mut self.tenants {
             if let Some(connection) = arrivals.take(now) {
-                Self::admit(&self.factory, admission, connection, now);
+                self.factory.admit(connection.0, connection.1, admission, now);
                 any = true;
             }
         }
@@ -275,23 +171,6 @@ impl Acceptor {
     /// When the turn of one that waits comes.
     fn next_turn(&self) -> Option<Instant> {
         self.tenants.iter().filter_map(|(_, arrivals)| arrivals.next_at()).min()
-    }
-
-    fn admit(factory: &SessionFactory, admission: &Admission, (socket, peer): (Socket, PeerCredentials), now: Instant) {
-        let tenant = &admission.tenant;
-        if tenant.closer.is_stuck(now) {
-            refuse(&socket, ErrorClass::InvalidUsage, SLOW_TO_CLOSE);
-            tenant.closer.close_connection(socket);
-            return;
-        }
-        if factory.registry.is_draining() && !factory.has_session(peer) {
-            factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-            let reason = factory.registry.draining_reason().map_or_else(String::new, |reason| format!(": {reason}"));
-            refuse(&socket, ErrorClass::System, &format!("{DRAINING}{reason}"));
-            tenant.closer.close_connection(socket);
-            return;
-        }
-        factory.start(socket, peer, admission);
     }
 }
 
@@ -321,6 +200,12 @@ impl Engine for Acceptor {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
+        if !self.factory.handover.is_running() {
+            return self.stand_still();
+        }
+        if self.is_taken_away() {
+            return self.take_away(cx.now);
+        }
         self.is_paused = false;
         self.spare = self.spare.take().or_else(spare);
         if self.take_waiting(cx.now) {
@@ -341,44 +226,101 @@ impl Engine for Acceptor {
     }
 
     fn ignores_descriptors(&self) -> bool {
-        self.is_paused
+        self.is_paused || !self.factory.handover.is_running()
+    }
+}
+
+/// Whoever waits, inside or outside, is told that the service ends.
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        if loan::is_on() {
+            return;
+        }
+        for (admission, arrivals) in &mut self.tenants {
+            arrivals.take_out(|_| true).into_iter().for_each(|(socket, _)| end(&admission.tenant, socket));
+        }
+        // Who connects without end does not keep the service from its end. The kernel keeps one more than it is asked for.
+        let outside = std::iter::from_fn(|| self.listener.accept().ok().flatten()).take(BACKLOG as usize + 1);
+        for (socket, peer) in outside {
+            match self.tenants.iter().find(|(admission, _)| admission.admits(peer)) {
+                Some((admission, _)) => end(&admission.tenant, socket),
+                None => {
+                    refuse(&socket, ErrorClass::System, STOPPING);
+                    self.strangers.close_connection(socket);
+                }
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use mccs_ipc::device_initiated::Execution;
-    use mccs_ipc::timeline_semaphore::SemaphoreAccess;
-    use mccs_runtime::{RuntimeOptions, TenantQueues};
-    use mccs_tenants::Quota;
+    use mccs_ipc::protocol::{Response, ResponseEnvelope};
+    use mccs_runtime::{TenantQueues, WakerSlot};
     use mccs_tenants::testing::{connect, held_back, shut_gate, unused};
+    use mccs_tenants::{Quota, Resource};
     use nix::unistd::getuid;
 
     use super::*;
 
-    fn factory(queues: &TenantQueues<crate::proxy::SessionMessage>) -> SessionFactory {
-        let proxies = Proxies {
-            host: queues.opener(),
-            gpus: Err("none".into()),
-            execution: Execution::Ranks,
-            engines_from: None,
-            rails_from: u64::MAX,
-            pinned_to: 0,
-            access: SemaphoreAccess::Auto,
-            root_address: "".into(),
+    #[test]
+    fn a_process_is_told_by_its_cgroup() {
+        let tenant = Tenant::new("a".into(), Quota::least());
+        let queues = TenantQueues::new(1, WakerSlot::default());
+        let own = std::fs::read_to_string("/proc/self/cgroup").expect("cgroups");
+        let own = own.lines().last().and_then(|line| line.rsplit('/').next()).expect("a path").to_owned();
+        let peer =
+            mccs_ipc::handshake::PeerCredentials { pid: std::process::id() as i32, uid: getuid().as_raw(), gid: 0 };
+        let queues = SessionFactory::for_tests(&queues).proxies.open_queues(tenant.share);
+        let of = |cgroup: &str| Admission {
+            tenant: Arc::clone(&tenant),
+            uids: None,
+            cgroup: Some(cgroup.into()),
+            queues: queues.clone(),
         };
-        let no_spin = RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 };
-        SessionFactory {
-            runtimes: Runtimes::new(no_spin),
-            greeting_runtime: 0,
-            serving_runtime: 0,
-            limits: SessionLimits { command_ring: 16, completion_ring: 16, spin: Duration::ZERO },
-            proxies: Arc::new(proxies),
-            registry: Arc::default(),
-            host_memory: HostMemory::new(0),
-            unmap_worker: UnmapWorker::start().expect("a thread"),
-            log_budget: Mutex::default(),
-        }
+        assert!(of(&own).admits(peer) && !of("job_47").admits(peer));
+        let unseen = mccs_ipc::handshake::PeerCredentials { pid: 0, ..peer };
+        assert!(!of(&own).admits(unseen), "a process that the service does not see");
+    }
+
+    /// A flood neither takes a poll without end, nor the thread, nor keeps what is taken away from its end.
+    #[test]
+    fn who_connects_without_end_does_not_keep_a_tenant_that_is_taken_away() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("s");
+        let listener = Listener::bind(&path).expect("bound");
+        let tenant = Tenant::new("a".into(), Quota::least());
+        let queues = TenantQueues::new(1, WakerSlot::default());
+        let factory = SessionFactory::for_tests(&queues);
+        let queues = factory.proxies.open_queues(tenant.share);
+        let admission = Admission { tenant: Arc::clone(&tenant), uids: None, cgroup: None, queues };
+        let (has_gone, gone) = std::sync::mpsc::channel();
+        let mut acceptor = Acceptor::new(listener, "s".into(), vec![admission], Arc::new(factory))
+            .when_gone(move || has_gone.send(()).expect("heard"));
+        let left = tenant.charge(Resource::Sessions, 1).expect("within its quota");
+        tenant.remove();
+        let cx = Context::new(Instant::now(), 64);
+        let mut poll_among = |connections: usize| {
+            let come: Vec<_> = (0..connections).map(|_| Socket::from_fd(connect(&path))).collect();
+            let progress = acceptor.poll(&cx);
+            (come, progress, acceptor.ignores_descriptors())
+        };
+        let (come, progress, ignores) = poll_among(10);
+        assert!(matches!(progress, Progress::Busy) && !ignores, "one, and others have their turns");
+        come[0].recv_hello().expect("not closed").expect("a hello");
+        let (envelope, _) = come[0].recv::<ResponseEnvelope>().expect("not closed").expect("a refusal");
+        let Response::Error { message, .. } = envelope.response else { panic!("{envelope:?}") };
+        assert!(message.contains("has taken tenant a away"), "{message}");
+        come[1].set_nonblocking(true).expect("set");
+        assert!(!come[1].is_closed(), "it waits outside");
+        let refused = (0..1000).take_while(|_| matches!(poll_among(1).1, Progress::Busy)).count();
+        assert!((100..999).contains(&refused), "{refused} at once, and no more for now");
+        let (_, progress, ignores) = poll_among(1);
+        assert!(matches!(progress, Progress::Idle { wake_at: Some(_) }) && ignores, "it sleeps beside who waits");
+        gone.try_recv().expect_err("something is left");
+        drop(left);
+        assert!(matches!(poll_among(1).1, Progress::Done), "whoever waits");
+        gone.try_recv().expect("nothing is left");
     }
 
     /// Whom the acceptor has no descriptor for is told so, and its own party's closer closes the socket: the acceptor waits for nothing.
@@ -394,11 +336,12 @@ mod tests {
             let mut tenant = Tenant::new("a".into(), Quota::least());
             Arc::get_mut(&mut tenant).expect("nobody else has it").closer = of_tenant;
             let queues = TenantQueues::new(1, WakerSlot::default());
-            let factory = factory(&queues);
+            let factory = SessionFactory::for_tests(&queues);
             let uid = getuid().as_raw();
             let admission = Admission {
                 queues: factory.proxies.open_queues(tenant.share),
                 uids: Some(vec![if is_tenant { uid } else { uid + 1 }]),
+                cgroup: None,
                 tenant,
             };
             let mut acceptor = Acceptor::new(listener, "s".into(), vec![admission], Arc::new(factory));

@@ -52,9 +52,24 @@ impl<C> Arrivals<C> {
         if self.waiting.is_empty() || !self.rate.take(now) { None } else { self.waiting.pop_front() }
     }
 
+    /// Whether one that is not to be taken may be told so now.
+    pub(super) fn may_refuse(&self, now: Instant) -> bool {
+        self.rate.has_token(now)
+    }
+
+    /// One has been told so.
+    pub(super) fn note_refusal(&mut self, now: Instant) {
+        self.rate.take(now);
+    }
+
     /// When the turn of one that waits comes.
     pub(super) fn next_at(&self) -> Option<Instant> {
         if self.waiting.is_empty() { None } else { self.rate.next_at() }
+    }
+
+    /// Those that wait.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &C> {
+        self.waiting.iter()
     }
 
     /// Takes out those that wait and need not any more.

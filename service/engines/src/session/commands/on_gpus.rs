@@ -8,7 +8,7 @@ use mccs_device::cuda::GpuOperand;
 use mccs_device::{Buffers, DeviceInitiatedGroup, GpuBuffers};
 use mccs_ipc::command::{BufferRef, Command, FLAG_COPIED, Opcode};
 use mccs_ipc::large::has_large;
-use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_ipc::types::{BufferRange, CollectiveKind, DataType, RedOp};
 use mccs_model::{Action, Scalar};
 use mccs_telemetry::LogBudget;
 use mccs_tenants::session::Session;
@@ -69,7 +69,9 @@ fn fill(operation: &mut Operation, memory: &Memory, command: &Command, nranks: u
     let place = |operand: &Option<GpuOperand>| operand.as_ref().map_or(0, |operand| operand.offset_bytes);
     let is_one = matches!((&send, &recv), (Some(send), Some(recv)) if Arc::ptr_eq(&send.region, &recv.region));
     let recv_place = if is_one { place(&recv) } else { APART };
-    if !kind.accepts_gpu_buffers(rank, root, (place(&send), send_bytes), (recv_place, recv_bytes)) {
+    let send_range = BufferRange { start: place(&send), bytes: send_bytes };
+    let recv_range = BufferRange { start: recv_place, bytes: recv_bytes };
+    if !kind.accepts_gpu_buffers(rank, root, send_range, recv_range) {
         return Err(argument(format!("{kind}: send and receive buffers overlap, and not as in-place calls do")));
     }
     if command.flags & FLAG_COPIED != 0 {

@@ -1,16 +1,18 @@
 //! The command ring of a session, with when its commands were called.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use mccs_ipc::command::{Command, Opcode};
+use mccs_ipc::command::{Command, FLAG_POSTED, FLAG_ROUND, Opcode};
 use mccs_ipc::queue::Consumer;
+use mccs_tenants::session::Session;
 
 use super::Fence;
 use super::validate::{posted, validate};
 use crate::proxy::{RoundState, SessionMessage};
 use crate::session::outlets::{Outlets, Place};
-use crate::session::tables::Tables;
+use crate::session::tables::{ReadyRank, Tables};
 
 /// Commands that wait in the ring because the queue is full.
 struct Held {
@@ -25,11 +27,61 @@ pub(crate) struct CommandRing {
     /// Commands taken.
     popped: u64,
     held: Option<Held>,
+    /// Taken, and not ended as far as was looked, in order: the service's next program does them again.
+    taken: VecDeque<Command>,
+    /// When there are so many it is looked which have ended.
+    look_at: usize,
+    /// Of the service's program before, which has taken them; they come before the ring's.
+    again: VecDeque<Command>,
 }
+
+/// Commands from which on it is looked which have ended.
+const LOOK_AT_LEAST: usize = 256;
 
 impl CommandRing {
     pub(crate) fn new(commands: Consumer<Command>) -> Self {
-        CommandRing { commands, popped: 0, held: None }
+        Self::resumed(commands, VecDeque::new())
+    }
+
+    /// One of which another program has taken these commands, that have not ended.
+    pub(crate) fn resumed(commands: Consumer<Command>, again: VecDeque<Command>) -> Self {
+        CommandRing { commands, popped: 0, held: None, taken: VecDeque::new(), look_at: LOOK_AT_LEAST, again }
+    }
+
+    /// Commands that have been taken and may not have ended, in order; and where the ring is to be read on.
+    pub(crate) fn hand_over(&self) -> (Vec<Command>, u64) {
+        (self.taken.iter().chain(&self.again).copied().collect(), self.commands.consumed())
+    }
+
+    /// Keeps a command until it has ended.
+    fn keep(&mut self, command: Command, tables: &Tables, session: &Session) {
+        if self.taken.len() >= self.look_at {
+            self.taken.retain(|command| {
+                tables.streams.has(command.stream) && command.ticket > session.last_ended(command.stream.index)
+            });
+            // Each is looked at as often as it doubles: once, on average.
+            self.look_at = LOOK_AT_LEAST.max(2 * self.taken.len());
+        }
+        self.taken.push_back(command);
+    }
+
+    /// The next command, of the service's program before or of the ring.
+    fn next(&mut self, tables: &mut Tables) -> Result<Option<Command>, Fence> {
+        let Some(mut command) = self.again.pop_front() else {
+            return self.commands.try_pop().map_err(|error| Fence(error.to_string()));
+        };
+        if command.flags & FLAG_ROUND != 0
+            && let Ok(ReadyRank { rank, info, .. }) = tables.ranks.ready(command.comm)
+            && info.shm_exchange.as_ref().is_some_and(|exchange| exchange.has_posted(*rank, command.rounds))
+        {
+            command.flags |= FLAG_POSTED;
+        }
+        Ok(Some(command))
+    }
+
+    /// Commands that have been taken, here or by another program.
+    pub(crate) fn taken(&self) -> u64 {
+        self.popped + self.again.len() as u64
     }
 
     /// Commands that have been taken.
@@ -44,7 +96,7 @@ impl CommandRing {
     /// The ring lies.
     pub(crate) fn popped_of_all(&self) -> Result<u64, Fence> {
         let waiting = self.commands.waiting().map_err(|error| Fence(error.to_string()))?;
-        Ok(self.popped + waiting)
+        Ok(self.taken() + waiting)
     }
 
     /// Takes commands off the ring: as far as the quota of operations in flight goes, or where `until` is given, whatever that is, so many of all. Returns whether there
@@ -62,7 +114,7 @@ impl CommandRing {
             if !self.takes_next(out, until) {
                 break;
             }
-            let Some(command) = self.commands.try_pop().map_err(|error| Fence(error.to_string()))? else { break };
+            let Some(command) = self.next(tables)? else { break };
             any = true;
             self.popped += 1;
             if command.opcode == Opcode::Posted as u32 {
@@ -70,9 +122,13 @@ impl CommandRing {
                 out.outbox.send(Place::Host, SessionMessage::Posted { comm });
                 continue;
             }
+            self.keep(command, tables, &out.session);
             out.session.begin_operation();
             let called_at = self.called_at(now);
             let (place, operation) = validate(&out.session, tables, &command, called_at)?;
+            if self.again.is_empty() {
+                tables.memory.forget_lent();
+            }
             if operation.round == RoundState::None {
                 out.session.counters.commands.fetch_add(1, Ordering::Relaxed);
             }
@@ -82,7 +138,7 @@ impl CommandRing {
         self.commands.release();
         if !out.outbox.is_empty() && self.held.is_none() {
             // Of an index that lies nothing follows.
-            let waiting = self.commands.waiting().unwrap_or(0);
+            let waiting = self.commands.waiting().unwrap_or(0) + self.again.len() as u64;
             self.held = (waiting > 0).then_some(Held { since: now, until: self.popped + waiting });
         }
         Ok(any)
@@ -110,6 +166,6 @@ impl CommandRing {
 
     /// Announces that the engine is about to sleep. Returns false if a command is there. A corrupt ring is found again, and fenced, by the next take.
     pub(crate) fn arm(&mut self) -> bool {
-        self.commands.arm().unwrap_or(false)
+        self.again.is_empty() && self.commands.arm().unwrap_or(false)
     }
 }

@@ -11,7 +11,7 @@ use mccs_ipc::command::{
     BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_ONE_HOP, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, FLAG_TWIN, Opcode,
     P2P_TRACKS,
 };
-use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
+use mccs_ipc::types::{BufferRange, CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 use mccs_model::{Action, Scalar};
 use mccs_tenants::SessionResource;
 use mccs_tenants::session::Session;
@@ -241,7 +241,7 @@ fn scalar(send: &Operand, command: &Command, dtype: DataType) -> Result<Scalar, 
 }
 
 fn check_overlap(rank: u32, send: &Operand, recv: &Operand, kind: CollectiveKind, root: u32) -> Result<(), Invalid> {
-    let range = |operand: &Operand| (operand.ptr() as u64, operand.bytes());
+    let range = |operand: &Operand| BufferRange { start: operand.ptr() as u64, bytes: operand.bytes() };
     if kind.accepts_buffers(rank, root, range(send), range(recv)) {
         Ok(())
     } else {

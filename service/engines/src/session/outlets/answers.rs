@@ -5,13 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mccs_handover::UnsentAnswer;
 use mccs_ipc::handshake::SocketError;
 use mccs_ipc::protocol::{Response, ResponseEnvelope};
 use mccs_ipc::types::ErrorClass;
 use mccs_model::SetupError;
-use mccs_tenants::Charge;
+use mccs_tenants::{Charge, Resource, Tenant};
 
 use super::socket::TenantSocket;
+use crate::session::descriptors::{NO_DESCRIPTOR, duplicate};
 
 /// How long an answer may wait for a tenant that leaves its socket full.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
@@ -21,7 +23,7 @@ struct Unsent {
     envelope: ResponseEnvelope,
     fds: Arc<[OwnedFd]>,
     /// Of the descriptors, where they are the answer's alone.
-    _charge: Option<Charge>,
+    charge: Option<Charge>,
     queued_at: Instant,
 }
 
@@ -33,13 +35,15 @@ pub(crate) struct Answers {
     unsent: VecDeque<Unsent>,
     /// Whether nobody is there to answer any more; what was asked before that is still to be read.
     is_deaf: bool,
+    /// Why its session ends, where that has found no room: nothing else is said any more.
+    last: Option<Unsent>,
     /// Why the tenant cannot be answered, until the engine has heard it.
     failure: Option<String>,
 }
 
 impl Answers {
     pub(crate) fn new(socket: TenantSocket) -> Self {
-        Answers { socket, unsent: VecDeque::new(), is_deaf: false, failure: None }
+        Answers { socket, unsent: VecDeque::new(), is_deaf: false, last: None, failure: None }
     }
 
     pub(crate) fn socket(&self) -> &TenantSocket {
@@ -52,7 +56,45 @@ impl Answers {
 
     /// Whether answers wait for room.
     pub(crate) fn are_waiting(&self) -> bool {
-        !self.unsent.is_empty()
+        !self.unsent.is_empty() || self.last.is_some()
+    }
+
+    /// Those that wait, with their descriptors in order, as another program goes on with them.
+    ///
+    /// # Errors
+    /// This process has no descriptors left.
+    pub(crate) fn hand_over(&self, now: Instant) -> Result<(Vec<UnsentAnswer>, Vec<OwnedFd>), String> {
+        let state = |unsent: &Unsent| UnsentAnswer {
+            envelope: unsent.envelope.clone(),
+            descriptors: unsent.fds.len() as u32,
+            is_charged: unsent.charge.is_some(),
+            waited_ms: now.saturating_duration_since(unsent.queued_at).as_millis() as u64,
+        };
+        let descriptors = self.unsent.iter().flat_map(|unsent| &*unsent.fds).map(duplicate);
+        let descriptors = descriptors.collect::<Result<_, _>>().map_err(|_| NO_DESCRIPTOR)?;
+        Ok((self.unsent.iter().map(state).collect(), descriptors))
+    }
+
+    /// Goes on with those of another program. Their descriptors are charged as far as the tenant's share goes.
+    pub(crate) fn resumed(
+        socket: TenantSocket,
+        tenant: &Arc<Tenant>,
+        answers: Vec<UnsentAnswer>,
+        descriptors: impl IntoIterator<Item = OwnedFd>,
+    ) -> Self {
+        let (mut descriptors, now) = (descriptors.into_iter(), Instant::now());
+        let unsent = |UnsentAnswer { envelope, descriptors: count, is_charged, waited_ms }: UnsentAnswer| Unsent {
+            envelope,
+            fds: descriptors.by_ref().take(count as usize).collect(),
+            charge: is_charged.then(|| tenant.charge(Resource::Descriptors, count.into()).ok()).flatten(),
+            queued_at: now.checked_sub(Duration::from_millis(waited_ms)).unwrap_or(now),
+        };
+        Answers { unsent: answers.into_iter().map(unsent).collect(), ..Answers::new(socket) }
+    }
+
+    /// The service has stood still for so long.
+    pub(crate) fn put_off(&mut self, by: Duration) {
+        self.unsent.iter_mut().for_each(|unsent| unsent.queued_at += by);
     }
 
     /// Why the session has to end, if the tenant cannot be answered. Told once.
@@ -60,10 +102,26 @@ impl Answers {
         self.failure.take()
     }
 
-    /// Tells the tenant why its session ends, if there is room.
-    pub(crate) fn send_last(&self, class: ErrorClass, message: String) {
-        let response = Response::Error { class, message };
-        let _ = self.socket.send(&ResponseEnvelope { id: 0, response }, &[]);
+    /// Tells the tenant why its session ends, and nothing that waits any more. Where there is no room, [`Answers::are_all_told`] tries again.
+    pub(crate) fn send_last(&mut self, class: ErrorClass, message: String) {
+        self.unsent.clear();
+        self.is_deaf = true;
+        let envelope = ResponseEnvelope { id: 0, response: Response::Error { class, message } };
+        if let Err(SocketError::WouldBlock) = self.socket.send(&envelope, &[]) {
+            self.last = Some(Unsent { envelope, fds: [].into(), charge: None, queued_at: Instant::now() });
+        }
+    }
+
+    /// Whether the tenant has been told why its session ends; or leaves its socket full for too long, or has gone.
+    pub(crate) fn are_all_told(&mut self, now: Instant) -> bool {
+        let Some(last) = &self.last else { return true };
+        let sent = self.socket.send(&last.envelope, &[]);
+        let may_wait = now < last.queued_at + ANSWERED_WITHIN && !self.socket.is_orphaned();
+        if matches!(sent, Err(SocketError::WouldBlock)) && may_wait {
+            return false;
+        }
+        self.last = None;
+        true
     }
 
     pub(crate) fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
@@ -92,7 +150,7 @@ impl Answers {
         match sent {
             Ok(()) => {}
             Err(SocketError::WouldBlock | SocketError::TooManyDescriptors) => match kept() {
-                Ok(fds) => self.unsent.push_back(Unsent { envelope, fds, _charge: charge, queued_at: Instant::now() }),
+                Ok(fds) => self.unsent.push_back(Unsent { envelope, fds, charge, queued_at: Instant::now() }),
                 Err(error) => self.hang_up(format!("an answer could not be kept: {error}")),
             },
             Err(SocketError::Closed) => self.is_deaf = true,

@@ -20,6 +20,11 @@ impl ProxyOutbox {
         ProxyOutbox { queues, waiting: VecDeque::new(), has_sent: [false; 2] }
     }
 
+    /// The proxy engine of the host hears of this session from the program before.
+    pub(crate) fn note_heard_of(&mut self) {
+        self.has_sent[Place::Host as usize] = true;
+    }
+
     pub(crate) fn send(&mut self, place: Place, message: SessionMessage) {
         self.has_sent[place as usize] = true;
         if self.waiting.is_empty() {

@@ -100,6 +100,11 @@ impl Proxies {
 }
 
 impl ProxyQueues {
+    /// Whether proxy engines have taken all that was sent.
+    pub(crate) fn are_empty(&self) -> bool {
+        self.host.is_empty() && self.gpus.as_ref().is_none_or(TenantQueueSender::is_empty)
+    }
+
     #[expect(clippy::result_large_err, reason = "a message that finds no room is given back as it is")]
     pub(crate) fn send(&self, place: Place, message: SessionMessage) -> Result<(), SessionMessage> {
         match (place, &self.gpus) {

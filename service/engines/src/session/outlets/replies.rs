@@ -26,6 +26,11 @@ impl Replies {
         self.mailbox.sender()
     }
 
+    /// Whether a request waits.
+    pub(crate) fn are_awaited(&self) -> bool {
+        self.opening > 0
+    }
+
     /// Whether one more request may wait.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::handshake::{Socket, SocketError, has_ended};
+use mccs_ipc::loan;
 use mccs_tenants::{Charge, Resource, Tenant};
 
 /// How soon it is looked whether descriptors that were sent have been taken.
@@ -27,6 +28,29 @@ pub(crate) struct TenantSocket {
 impl TenantSocket {
     pub(crate) fn new(socket: Socket, tenant: Arc<Tenant>) -> Self {
         TenantSocket { process: socket.peer_process(), socket: Some(socket), tenant, sent: Vec::new(), look_at: None }
+    }
+
+    /// The same of a socket that another program has had, with its process, and with so many descriptors that were sent and may not have been
+    /// taken: they are charged as far as the tenant's share goes.
+    pub(crate) fn resumed(
+        socket: Socket,
+        process: Option<OwnedFd>,
+        sent_descriptors: u64,
+        tenant: Arc<Tenant>,
+    ) -> Self {
+        let sent = (sent_descriptors > 0).then(|| tenant.charge(Resource::SentDescriptors, sent_descriptors).ok());
+        let sent = sent.flatten().into_iter().collect();
+        TenantSocket { socket: Some(socket), process, tenant, sent, look_at: None }
+    }
+
+    /// The process that has connected, where the kernel can tell of its end.
+    pub(crate) fn process(&self) -> Option<&OwnedFd> {
+        self.process.as_ref()
+    }
+
+    /// Descriptors that were sent and may not have been taken.
+    pub(crate) fn sent_descriptors(&self) -> u64 {
+        self.sent.iter().map(Charge::amount).sum()
     }
 
     /// Takes descriptors that are to be sent out of the tenant's share of those on their way.
@@ -79,7 +103,8 @@ impl Deref for TenantSocket {
 impl Drop for TenantSocket {
     fn drop(&mut self) {
         let sent = std::mem::take(&mut self.sent);
-        if let Some(socket) = self.socket.take() {
+        // The other program's goes on.
+        if let Some(socket) = self.socket.take().filter(|_| !loan::is_on()) {
             self.tenant.closer.close_when_taken(socket, sent);
         }
     }

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use mccs_device::cuda::{GpuRegion, Importer, Segment, SegmentRefused};
+use mccs_handover::{RegionState, TableState};
 use mccs_ipc::device_initiated::GpuUuid;
 use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, Request, RequestEnvelope, Response};
 use mccs_ipc::shm::{Mapping, ShmError, is_whole};
@@ -15,6 +16,8 @@ use mccs_tenants::regions::{Region, UnmapWorker};
 use mccs_tenants::{HostMemory, OverQuota, Pages, Quota, Resource, SessionResource, Tenant};
 
 use crate::proxy::StreamSemaphore;
+use crate::session::descriptors::{NO_DESCRIPTOR, duplicate};
+use crate::session::not_resumed::NotResumed;
 use crate::session::outlets::{Outlets, Proxies};
 
 /// A request for memory that waits for what the tenant has freed to be gone, with its descriptor.
@@ -41,9 +44,22 @@ enum NoRegion {
     Refused(SetupError),
 }
 
+/// Memory of a session, as another program goes on with it.
+pub(crate) struct HandedMemory {
+    pub(crate) regions: TableState<RegionState>,
+    /// Freed, and used by operations that have not ended.
+    pub(crate) freed: Vec<(Handle, RegionState)>,
+    /// Of all of them, in order.
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
 /// See the module's documentation.
 pub(crate) struct Memory {
     regions: HandleTable<Arc<Region>>,
+    /// Those that the tenant has freed while operations used them.
+    freed: Vec<(Handle, Weak<Region>)>,
+    /// Those of the service's program before: its pending commands name them.
+    lent: Vec<(Handle, Arc<Region>)>,
     gpu_regions: HandleTable<Arc<GpuRegion>>,
     /// Segments for the next region of a GPU's.
     gpu_segments: Vec<Segment>,
@@ -55,11 +71,97 @@ impl Memory {
     pub(crate) fn new(quota: &Quota, host_memory: Arc<HostMemory>, unmap_worker: UnmapWorker) -> Self {
         Memory {
             regions: HandleTable::new(quota.regions),
+            freed: Vec::new(),
+            lent: Vec::new(),
             gpu_regions: HandleTable::new(quota.regions),
             gpu_segments: Vec::new(),
             host_memory,
             unmap_worker,
         }
+    }
+
+    /// The memory that another program has made for a session, with a descriptor of each region; and regions that pending commands alone name.
+    ///
+    /// # Errors
+    /// Why it cannot be gone on with. What of it could be mapped is given back as any other that a session leaves.
+    pub(crate) fn resumed(
+        tenant: &Arc<Tenant>,
+        state: &TableState<RegionState>,
+        freed: &[(Handle, RegionState)],
+        descriptors: impl IntoIterator<Item = OwnedFd>,
+        host_memory: Arc<HostMemory>,
+        unmap_worker: UnmapWorker,
+    ) -> Result<Self, NotResumed> {
+        let mut memory = Memory::new(&tenant.quota, host_memory, unmap_worker);
+        let (mut descriptors, mut refused) = (descriptors.into_iter(), None);
+        let mut resume = |region: &RegionState| {
+            let fd = descriptors.next().ok_or_else(|| NotResumed::session("a region has no descriptor"));
+            let resumed = fd.and_then(|fd| memory.resume_region(tenant, *region, fd));
+            resumed.map_err(|why| refused.get_or_insert(why)).ok().map(Arc::new)
+        };
+        let slot =
+            |(generation, region): &(u32, Option<RegionState>)| (*generation, region.as_ref().and_then(&mut resume));
+        let slots: Vec<_> = state.0.iter().map(slot).collect();
+        let lent = freed.iter().filter_map(|(handle, region)| Some((*handle, resume(region)?))).collect();
+        if let Some(why) = refused {
+            return Err(why);
+        }
+        let most = tenant.quota.regions;
+        let too_many = || NotResumed::Configuration(format!("it may have {most} regions"));
+        memory.regions = HandleTable::resume(most, slots).ok_or_else(too_many)?;
+        memory.lent = lent;
+        Ok(memory)
+    }
+
+    fn resume_region(&self, tenant: &Arc<Tenant>, region: RegionState, fd: OwnedFd) -> Result<Region, NotResumed> {
+        let RegionState { bytes, is_of_service } = region;
+        let charge = |resource, amount| tenant.charge(resource, amount).map_err(NotResumed::configuration);
+        let charges = [charge(Resource::MemoryBytes, bytes)?, charge(Resource::Mappings, Mapping::count(bytes))?];
+        let kept = charge(Resource::KeptDescriptors, 1)?;
+        let mapping = Mapping::map(fd.as_fd(), bytes).map_err(NotResumed::session)?;
+        let pages = if is_of_service { Pages::Service } else { Pages::Tenant };
+        let reservation = self.host_memory.reserve_made(bytes, pages);
+        Ok(Region::new(mapping, reservation, charges, self.unmap_worker.clone()).keeping(fd, kept))
+    }
+
+    /// Why another program cannot go on with it, if so.
+    pub(crate) fn obstacle(&self) -> Option<&'static str> {
+        if !self.gpu_regions.is_empty() || !self.gpu_segments.is_empty() {
+            return Some("has memory of GPUs");
+        }
+        let mut regions =
+            self.regions.iter().map(|(_, region)| region).chain(self.lent.iter().map(|(_, region)| region));
+        let is_lost = regions.any(|region| region.descriptor().is_none())
+            || self.freed.iter().filter_map(|(_, region)| region.upgrade()).any(|region| region.descriptor().is_none());
+        is_lost.then_some("has memory of which no descriptor is kept (a higher LimitNOFILE= keeps more)")
+    }
+
+    /// Descriptors of what of it is the service's and has one.
+    pub(crate) fn service_descriptors(&self) -> Vec<OwnedFd> {
+        let regions = self.regions.iter().map(|(_, region)| region).filter(|region| region.is_of_service());
+        regions.filter_map(|region| duplicate(&region.descriptor()?).ok()).collect()
+    }
+
+    /// What another program goes on with where there is no obstacle, and descriptors.
+    ///
+    /// # Errors
+    /// This process has no descriptors left.
+    pub(crate) fn hand_over(&self) -> Result<HandedMemory, String> {
+        let mut descriptors = Vec::new();
+        let mut hand = |region: &Region| {
+            descriptors.push(region.descriptor().and_then(|fd| duplicate(&fd).ok()).ok_or(NO_DESCRIPTOR)?);
+            Ok::<_, String>(RegionState { bytes: region.len_bytes(), is_of_service: region.is_of_service() })
+        };
+        let mut slots = Vec::new();
+        for (generation, region) in self.regions.slots() {
+            slots.push((generation, region.map(|region| hand(region)).transpose()?));
+        }
+        let used = self.freed.iter().filter_map(|(handle, region)| Some((*handle, region.upgrade()?)));
+        let mut freed = Vec::new();
+        for (handle, region) in used.chain(self.lent.iter().cloned()) {
+            freed.push((handle, hand(&region)?));
+        }
+        Ok(HandedMemory { regions: TableState(slots), freed, descriptors })
     }
 
     /// With a region of a GPU's in it.
@@ -72,7 +174,13 @@ impl Memory {
     }
 
     pub(crate) fn region(&self, region: Handle) -> Option<&Arc<Region>> {
-        self.regions.get(region)
+        let lent = || self.lent.iter().find(|(handle, _)| *handle == region).map(|(_, region)| region);
+        self.regions.get(region).or_else(lent)
+    }
+
+    /// The pending commands of the service's program before have been taken.
+    pub(crate) fn forget_lent(&mut self) {
+        self.freed.extend(self.lent.drain(..).map(|(handle, region)| (handle, Arc::downgrade(&region))));
     }
 
     pub(crate) fn gpu_region(&self, region: Handle) -> Option<&Arc<GpuRegion>> {
@@ -81,7 +189,12 @@ impl Memory {
 
     /// Drops a region, which goes once no operation uses it.
     pub(crate) fn free(&mut self, region: Handle) -> Result<(), SetupError> {
-        self.regions.remove(region).map(drop).ok_or_else(|| no_region(region))
+        let freed = self.regions.remove(region).ok_or_else(|| no_region(region))?;
+        if Arc::strong_count(&freed) > 1 {
+            self.freed.retain(|(_, other)| other.strong_count() > 0);
+            self.freed.push((region, Arc::downgrade(&freed)));
+        }
+        Ok(())
     }
 
     /// The same of memory of a GPU.
@@ -162,7 +275,7 @@ impl Memory {
         let reserved = self.host_memory.reserve(bytes, pages);
         let reservation = reserved.map_err(|error| refused(ErrorClass::System, error.to_string()))?;
         let mapped = match foreign {
-            Some(fd) => Mapping::map(fd, bytes).and_then(|mapping| match is_whole(fd, bytes)? {
+            Some(fd) => Mapping::map_of_others(fd, bytes).and_then(|mapping| match is_whole(fd, bytes)? {
                 true => Ok((None, mapping)),
                 false => Err(ShmError::Sparse),
             }),
@@ -171,7 +284,14 @@ impl Memory {
         let (fd, mapping) = mapped.map_err(|error: ShmError| {
             NoRegion::Refused(SetupError { class: ErrorClass::InvalidArgument, message: error.to_string() })
         })?;
-        Ok((fd, Region::new(mapping, reservation, charges, self.unmap_worker.clone())))
+        let region = Region::new(mapping, reservation, charges, self.unmap_worker.clone());
+        // Without one the region works the same, and the session cannot be handed over.
+        let kept = fd.as_ref().map(AsFd::as_fd).or(foreign).and_then(|fd| duplicate(&fd).ok());
+        let region = match (kept, tenant.charge(Resource::KeptDescriptors, 1)) {
+            (Some(kept), Ok(charge)) => region.keeping(kept, charge),
+            _ => region,
+        };
+        Ok((fd, region))
     }
 
     /// Keeps segments for the region that they are going to be, or drops all there are.

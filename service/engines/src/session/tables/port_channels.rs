@@ -76,6 +76,11 @@ pub(crate) struct Fifos {
 }
 
 impl Fifos {
+    /// Whether a rank has port channels.
+    pub(crate) fn are_open(&self) -> bool {
+        !self.fifos.is_empty()
+    }
+
     /// Serves a request about port channels, whose tenant calls the communicator `comm`.
     pub(crate) fn serve(
         &mut self,

@@ -1,12 +1,13 @@
 //! Ranks of a session: joins, aborts and leaves of communicators, and the replies of proxy engines to them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use mccs_device::OpenPart;
 use mccs_exchange::protocol::Name;
+use mccs_handover::{RankState, TableState};
 use mccs_ipc::device_initiated::{CommPart, Execution, GpuUuid};
-use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, JoinOptions, Response, Role};
+use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, JoinOptions, Request, RequestEnvelope, Response, Role};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use mccs_model::SetupError;
 use mccs_model::handles::HandleTable;
@@ -15,6 +16,7 @@ use mccs_tenants::{Charge, Quota, Resource, SessionResource, Tenant};
 
 use super::seat::Seat;
 use crate::proxy::{JoinRequest, JoinedRank, ProxyReply, SessionMessage};
+use crate::session::not_resumed::NotResumed;
 use crate::session::outlets::{Outlets, Place};
 
 /// Requests to abort one communicator that wait for the same answer.
@@ -22,8 +24,10 @@ const ABORTS_WAITING_MAX: usize = 64;
 
 /// A communicator of this session.
 enum CommSlot {
-    /// Others are missing.
-    Joining(Seat),
+    /// Others are missing. With its request, which the service's next program serves again.
+    Joining(Seat, Box<RequestEnvelope>),
+    /// Another program's, which the proxy engine is about to go on with. The rank has begun so many rounds.
+    Resuming(Seat, u64),
     Ready(ReadyRank),
     /// The rank leaves when its operations have ended. Until then the tenant can only end them. `is_asked`: by the tenant, and not because the
     /// whole is left that it is a part of.
@@ -33,6 +37,8 @@ enum CommSlot {
         rank: u32,
         seat: Seat,
         is_asked: bool,
+        /// As `Ready` has them, for the service's next program.
+        handed: Option<(RankState, u64)>,
     },
 }
 
@@ -53,18 +59,25 @@ impl CommSlot {
     /// What its rank has joined as, to be changed.
     fn seat_mut(&mut self) -> &mut Seat {
         match self {
-            CommSlot::Joining(seat) | CommSlot::Ready(ReadyRank { seat, .. }) | CommSlot::Leaving { seat, .. } => seat,
+            CommSlot::Joining(seat, _)
+            | CommSlot::Resuming(seat, _)
+            | CommSlot::Ready(ReadyRank { seat, .. })
+            | CommSlot::Leaving { seat, .. } => seat,
         }
     }
 
     fn seat(&self) -> &Seat {
         match self {
-            CommSlot::Joining(seat) | CommSlot::Ready(ReadyRank { seat, .. }) | CommSlot::Leaving { seat, .. } => seat,
+            CommSlot::Joining(seat, _)
+            | CommSlot::Resuming(seat, _)
+            | CommSlot::Ready(ReadyRank { seat, .. })
+            | CommSlot::Leaving { seat, .. } => seat,
         }
     }
 }
 
 /// What a tenant asks for where a rank joins; see [`mccs_ipc::protocol::Request::InitRank`].
+#[derive(Clone)]
 pub(crate) struct JoinCall {
     pub(crate) id: UniqueId,
     pub(crate) rank: u32,
@@ -73,6 +86,12 @@ pub(crate) struct JoinCall {
     pub(crate) root_address: String,
     pub(crate) role: Role,
     pub(crate) options: JoinOptions,
+}
+
+impl From<JoinCall> for Request {
+    fn from(JoinCall { id, rank, nranks, gpu, root_address, role, options }: JoinCall) -> Self {
+        Request::InitRank { id, rank, nranks, gpu, root_address, role, options }
+    }
 }
 
 /// The host of rank 0; none where all ranks are at this service.
@@ -96,7 +115,19 @@ pub(crate) struct Ranks {
     slots: HandleTable<CommSlot>,
     /// Requests to abort a communicator that are not answered, by the tenant's handle.
     aborting: HashMap<Handle, Vec<u64>>,
+    /// Those of another program that the proxy engine has not gone on with.
+    resuming: usize,
     registry: Arc<Registry>,
+}
+
+/// Ranks of a session, as another program goes on with them.
+pub(crate) struct HandedRanks {
+    /// Those that have joined.
+    pub(crate) ranks: TableState<RankState>,
+    /// Requests of those that wait for others.
+    pub(crate) joining: Vec<RequestEnvelope>,
+    /// Requests of those that leave when their operations have ended.
+    pub(crate) leaving: Vec<RequestEnvelope>,
 }
 
 fn no_comm(comm: Handle) -> SetupError {
@@ -106,7 +137,101 @@ fn no_comm(comm: Handle) -> SetupError {
 impl Ranks {
     pub(crate) fn new(quota: &Quota, registry: Arc<Registry>) -> Self {
         let capacity = u32::try_from(quota.ranks_of_session()).unwrap_or(u32::MAX);
-        Ranks { slots: HandleTable::new(capacity), aborting: HashMap::new(), registry }
+        Ranks { slots: HandleTable::new(capacity), aborting: HashMap::new(), resuming: 0, registry }
+    }
+
+    /// Ranks that another program has had, of the communicators with these ids, by number.
+    ///
+    /// # Errors
+    /// Why they cannot be gone on with.
+    pub(crate) fn resumed(
+        tenant: &Arc<Tenant>,
+        registry: Arc<Registry>,
+        state: &TableState<RankState>,
+        ids: &BTreeMap<u64, UniqueId>,
+    ) -> Result<Self, NotResumed> {
+        let slot = |rank: &RankState| {
+            let id = *ids.get(&rank.comm).ok_or_else(|| NotResumed::session("a communicator is missing"))?;
+            let charge = Arc::new(tenant.charge_rank(id).map_err(NotResumed::configuration)?);
+            let seat = Seat { role: Role::Whole, whole: None, id, gpu: None, charge, twins: Vec::new() };
+            Ok::<_, NotResumed>(CommSlot::Resuming(seat, rank.rounds))
+        };
+        let mut slots = Vec::new();
+        for (generation, rank) in &state.0 {
+            slots.push((*generation, rank.as_ref().map(slot).transpose()?));
+        }
+        let mut ranks = Ranks::new(&tenant.quota, registry);
+        let most = tenant.quota.ranks_of_session();
+        let capacity = u32::try_from(most).unwrap_or(u32::MAX);
+        let too_many = || NotResumed::Configuration(format!("it may have {most} ranks"));
+        ranks.slots = HandleTable::resume(capacity, slots).ok_or_else(too_many)?;
+        ranks.resuming = ranks.slots.len();
+        Ok(ranks)
+    }
+
+    /// The tenant's quota for a rank that another program has had.
+    pub(crate) fn charge_of(&self, comm: Handle) -> Option<Arc<Charge>> {
+        self.slots.get(comm).map(|slot| Arc::clone(&slot.seat().charge))
+    }
+
+    /// Whether the proxy engine has still to go on with communicators of another program.
+    pub(crate) fn are_resuming(&self) -> bool {
+        self.resuming > 0
+    }
+
+    /// Why another program cannot go on with them, if so.
+    pub(crate) fn obstacle(&self) -> Option<&'static str> {
+        self.slots.iter().find_map(|(_, slot)| self.obstacle_of(slot))
+    }
+
+    fn obstacle_of(&self, slot: &CommSlot) -> Option<&'static str> {
+        const OF_HOSTS: &str = "has ranks in communicators of several hosts";
+        let Seat { role, gpu, .. } = slot.seat();
+        if *role != Role::Whole || gpu.is_some() {
+            return Some("has ranks on GPUs");
+        }
+        match slot {
+            CommSlot::Ready(ReadyRank { place: Place::Gpus, .. }) => Some("has ranks on GPUs"),
+            CommSlot::Ready(ReadyRank { info, .. }) => (info.hosts.len() > 1).then_some(OF_HOSTS),
+            CommSlot::Joining(_, request) => match &request.request {
+                Request::InitRank { root_address, .. } if !root_address.is_empty() => {
+                    Some("waits for ranks that may be on other hosts")
+                }
+                _ => None,
+            },
+            CommSlot::Leaving { handed, .. } => {
+                let number = handed.map(|(rank, _)| rank.comm);
+                let comms = number.map_or_else(Vec::new, |_| self.registry.comms());
+                let comm = comms.iter().find(|comm| Some(comm.number) == number);
+                comm.is_some_and(|comm| comm.hosts.len() > 1).then_some(OF_HOSTS)
+            }
+            CommSlot::Resuming(..) => None,
+        }
+    }
+
+    /// What another program goes on with where there is no obstacle.
+    pub(crate) fn hand_over(&self) -> HandedRanks {
+        let (mut slots, mut joining, mut leaving) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (generation, slot)) in (0..).zip(self.slots.slots()) {
+            let comm = Handle { index, generation };
+            let rank = slot.and_then(|slot| match slot {
+                CommSlot::Joining(_, request) => {
+                    joining.push((**request).clone());
+                    None
+                }
+                CommSlot::Ready(ReadyRank { rank, info, rounds, .. }) => {
+                    Some(RankState { comm: info.number, rank: *rank, rounds: *rounds })
+                }
+                CommSlot::Leaving { handed, .. } => handed.map(|(rank, request)| {
+                    leaving.push(RequestEnvelope { id: request, request: Request::DestroyComm { comm } });
+                    rank
+                }),
+                // A session stands still once its communicators go on.
+                CommSlot::Resuming(..) => None,
+            });
+            slots.push((generation, rank));
+        }
+        HandedRanks { ranks: TableState(slots), joining, leaving }
     }
 
     /// The rank in a communicator that is usable.
@@ -139,6 +264,7 @@ impl Ranks {
     fn begin_to_join(&mut self, out: &mut Outlets, request: u64, call: JoinCall) -> Result<(), SetupError> {
         let invalid = |message| SetupError { class: ErrorClass::InvalidArgument, message };
         let over = |message| SetupError { class: ErrorClass::InvalidUsage, message };
+        let envelope = RequestEnvelope { id: request, request: call.clone().into() };
         let JoinCall { id, rank, nranks, gpu, root_address, role, options } = call;
         if !options.has_valid_names() {
             return Err(invalid(format!(
@@ -161,7 +287,7 @@ impl Ranks {
         let place = if is_on_gpus { Place::Gpus } else { Place::Host };
         let whole = part.as_ref().and_then(|_| role.whole());
         let seat = Seat { role, whole, id, gpu, charge: Arc::clone(&charge), twins: Vec::new() };
-        let inserted = self.slots.insert(CommSlot::Joining(seat));
+        let inserted = self.slots.insert(CommSlot::Joining(seat, Box::new(envelope)));
         let full = |_| over(out.session.tenant.session_is_full(SessionResource::Ranks));
         let tenant_comm = inserted.map_err(full)?;
         let (session, reply) = (Arc::clone(&out.session), out.replies.sender());
@@ -261,9 +387,10 @@ impl Ranks {
     /// A rank leaves when its operations have ended, because a request asks for it or its whole is left.
     fn leave(&mut self, out: &mut Outlets, request: Option<u64>, tenant_comm: Handle) {
         let Some(slot) = self.slots.get_mut(tenant_comm) else { return };
-        let CommSlot::Ready(ReadyRank { comm, place, rank, seat, .. }) = slot else { return };
+        let CommSlot::Ready(ReadyRank { comm, place, rank, seat, info, rounds }) = slot else { return };
         let (comm, place, rank, seat) = (*comm, *place, *rank, seat.clone());
-        *slot = CommSlot::Leaving { comm, place, rank, seat, is_asked: request.is_some() };
+        let handed = request.map(|request| (RankState { comm: info.number, rank, rounds: *rounds }, request));
+        *slot = CommSlot::Leaving { comm, place, rank, seat, is_asked: request.is_some(), handed };
         let reply = out.replies.sender();
         out.outbox.send(place, SessionMessage::Leave { comm, rank, request, tenant_comm, reply });
     }
@@ -353,7 +480,16 @@ impl Ranks {
         // Who was to be staged may have been found to have all peers on this host.
         let place = if info.device_initiated.is_some() { Place::Gpus } else { Place::Host };
         if let Some(slot) = self.slots.get_mut(tenant_comm)
-            && let CommSlot::Joining(seat) = slot
+            && let CommSlot::Resuming(seat, rounds) = slot
+        {
+            // Its tenant has been answered by the program before.
+            let (seat, rounds) = (seat.clone(), *rounds);
+            *slot = CommSlot::Ready(ReadyRank { comm, place, rank, info, rounds, seat });
+            self.resuming -= 1;
+            return;
+        }
+        if let Some(slot) = self.slots.get_mut(tenant_comm)
+            && let CommSlot::Joining(seat, _) = slot
         {
             *slot = CommSlot::Ready(ReadyRank { comm, place, rank, info, rounds: 0, seat: seat.clone() });
         }
@@ -365,9 +501,11 @@ impl Ranks {
         out.answers.answer_with(request, answer, &memory, None);
     }
 
-    /// A communicator is not going to be, or its rank has left it.
-    pub(crate) fn remove(&mut self, tenant_comm: Handle) {
-        self.slots.remove(tenant_comm);
+    /// A communicator is not going to be, or its rank has left it. Returns whether it was another program's, which cannot go on.
+    pub(crate) fn remove(&mut self, tenant_comm: Handle) -> bool {
+        let was_resuming = matches!(self.slots.remove(tenant_comm), Some(CommSlot::Resuming(..)));
+        self.resuming -= usize::from(was_resuming);
+        was_resuming
     }
 
     /// A communicator has been aborted.

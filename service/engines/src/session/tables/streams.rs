@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mccs_handover::{StreamState, TableState};
 use mccs_ipc::protocol::Response;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::handles::HandleTable;
@@ -18,6 +19,8 @@ pub(crate) struct StreamSlot {
     group_length: u64,
     /// Whether its collectives run beside each other.
     overlaps: bool,
+    /// Whether its operations wait for a semaphore.
+    is_ordered: bool,
 }
 
 /// An operation does not have the ticket that comes next.
@@ -62,15 +65,42 @@ impl Streams {
         self.slots.get_mut(stream)
     }
 
+    /// Those that another program has made; `None` where they are more than may be.
+    pub(crate) fn resumed(capacity: u32, state: &TableState<StreamState>) -> Option<Self> {
+        let slot = |StreamState { ended }: StreamState| StreamSlot {
+            next_ticket: ended.wrapping_add(1),
+            group_length: 0,
+            overlaps: false,
+            is_ordered: false,
+        };
+        let slots = state.0.iter().map(|(generation, stream)| (*generation, stream.map(slot)));
+        Some(Streams { slots: HandleTable::resume(capacity, slots)? })
+    }
+
+    /// Whether one waits for a GPU.
+    pub(crate) fn await_gpus(&self) -> bool {
+        self.slots.iter().any(|(_, slot)| slot.is_ordered)
+    }
+
+    /// What another program goes on with, where none waits for a GPU. When operations have ended is known later.
+    pub(crate) fn hand_over(&self) -> TableState<StreamState> {
+        TableState(self.slots.slots().map(|(of, slot)| (of, slot.map(|_| StreamState { ended: 0 }))).collect())
+    }
+
+    /// Whether there is such a stream.
+    pub(crate) fn has(&self, stream: Handle) -> bool {
+        self.slots.get(stream).is_some()
+    }
+
     pub(crate) fn create(&mut self, out: &mut Outlets, id: u64) {
-        if let Some(stream) = self.add(out, id, false) {
+        if let Some(stream) = self.add(out, id, false, false) {
             out.answers.answer(id, Response::Stream { stream, word: stream.index }, &[]);
         }
     }
 
     /// A new stream, unless there are too many, which is answered.
-    fn add(&mut self, out: &mut Outlets, id: u64, overlaps: bool) -> Option<Handle> {
-        let stream = self.slots.insert(StreamSlot { next_ticket: 1, group_length: 0, overlaps });
+    fn add(&mut self, out: &mut Outlets, id: u64, overlaps: bool, is_ordered: bool) -> Option<Handle> {
+        let stream = self.slots.insert(StreamSlot { next_ticket: 1, group_length: 0, overlaps, is_ordered });
         if stream.is_err() {
             let message = out.session.tenant.session_is_full(SessionResource::Streams);
             out.answers.refuse(id, ErrorClass::InvalidUsage, message);
@@ -80,7 +110,7 @@ impl Streams {
 
     /// A new stream whose operations wait for a semaphore.
     pub(crate) fn create_ordered(&mut self, out: &mut Outlets, id: u64, semaphore: StreamSemaphore, overlaps: bool) {
-        let Some(stream) = self.add(out, id, overlaps) else { return };
+        let Some(stream) = self.add(out, id, overlaps, true) else { return };
         let session = Arc::clone(&out.session);
         out.outbox.send(Place::Host, SessionMessage::StreamOrdered { session, stream, semaphore });
         out.answers.answer(id, Response::Stream { stream, word: stream.index }, &[]);

@@ -327,7 +327,7 @@ impl ChannelRun {
             None => {
                 let link = remote.link(src, dst);
                 let (flow, meter) = links.recv_flow(remote.links, link, now)?;
-                let message_bytes = links.message_bytes(remote.links, link);
+                let message_bytes = remote.tag.message_bytes(links.message_bytes(remote.links, link));
                 self.incoming.push(Incoming { src, dst, flow, message_bytes, meter });
                 Ok(self.incoming.len() - 1)
             }
@@ -352,7 +352,7 @@ impl ChannelRun {
         };
         let Some(Receive { count, since_ns, staging, .. }) = cursor.receives.pop_front() else { return Ok(Ran::Waits) };
         let expected_bytes = count * self.bound.element_bytes();
-        if tag != remote.tag.0 || bytes != expected_bytes {
+        if !remote.tag.fits(tag, bytes, expected_bytes) {
             // Still registered: `release` gives it back.
             self.spare_staging.extend(staging);
             return Err(links.mismatch(remote.links, remote.link(src, dst), bytes, expected_bytes));

@@ -78,7 +78,7 @@ impl Sends {
         for out in &mut self.links {
             out.forget_sent(remote, links)?;
             let link = remote.link(out.src, out.dst);
-            let message_count = links.message_bytes(remote.links, link) / element_bytes;
+            let message_count = remote.tag.message_bytes(links.message_bytes(remote.links, link)) / element_bytes;
             while let Some(span) = out.queue.front().copied() {
                 let count = (span.span.count - out.posted).min(message_count);
                 if !links.may_send(remote.links, link, out.sends.len(), count * element_bytes, now) {
@@ -86,7 +86,7 @@ impl Sends {
                 }
                 let part = Part { at: span, from: out.posted, count };
                 let message = memory.place_to_send(part, out.flow, links)?;
-                let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else { break };
+                let Some(request) = links.transport.isend(out.flow, message, remote.tag.value)? else { break };
                 any = true;
                 out.meter.count(message.bytes);
                 links.sent(remote.links, link, message.bytes, now);

@@ -113,6 +113,13 @@ pub struct Links {
     budget: LogBudget,
 }
 
+/// An epoch whose flows are all connected, or one of whose flows has failed.
+pub(super) struct PreparedEpoch {
+    pub(super) id: LinksId,
+    pub(super) epoch: u32,
+    pub(super) connected: Result<(), TransportError>,
+}
+
 impl Links {
     /// No links yet; listeners and flows are made with these options.
     #[must_use]
@@ -382,11 +389,12 @@ impl Links {
     }
 
     /// Takes an epoch whose flows are all connected, or one of whose flows has failed, out of those that are being prepared.
-    pub(super) fn prepared(&mut self) -> Option<(LinksId, u32, Result<(), TransportError>)> {
-        let connected = |&(id, epoch): &(LinksId, u32)| Some((id, epoch, self.connected(id, epoch)?));
-        let (id, epoch, connected) = self.preparing.iter().find_map(connected)?;
-        self.preparing.remove(&(id, epoch));
-        Some((id, epoch, connected))
+    pub(super) fn prepared(&mut self) -> Option<PreparedEpoch> {
+        let of =
+            |&(id, epoch): &(LinksId, u32)| Some(PreparedEpoch { id, epoch, connected: self.connected(id, epoch)? });
+        let prepared = self.preparing.iter().find_map(of)?;
+        self.preparing.remove(&(prepared.id, prepared.epoch));
+        Some(prepared)
     }
 
     /// Whether all flows of an epoch are connected, or one has failed.
@@ -438,8 +446,7 @@ impl Links {
         }
         let peers = set.peers.as_ref().ok_or(TransportError::NoSuch("peer"))?;
         let host = peers.host_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
-        let listener =
-            host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
+        let listener = host.listeners.get(host.engines.of(link)).ok_or(TransportError::NoSuch("listener"))?;
         let assignment = if link.track().is_some() { Some(&set.pairs) } else { set.epochs.get(&link.epoch) };
         let assignment = assignment.ok_or(TransportError::NoSuch("strategy"))?;
         let begin = self.defaults.of(assignment.transport)?;

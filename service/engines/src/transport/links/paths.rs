@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mccs_config::service::{Device, TransportKind};
 use mccs_exchange::protocol::Name;
-use mccs_model::link::LinkKey;
+use mccs_model::link::{LinkEngines, LinkKey};
 use mccs_model::rate_limit::SharedBucket;
 use mccs_transport::{FlowOptions, FlowPath, ListenerHandle};
 
@@ -18,6 +18,8 @@ pub struct PeerHost {
     pub name: Name,
     /// Where its engines accept, by engine.
     pub listeners: Vec<ListenerHandle>,
+    /// Which of them do for which links.
+    pub engines: LinkEngines,
     /// What point-to-point operations send there, which several engines do.
     pub pairs: Arc<SharedBucket>,
 }
@@ -316,7 +318,7 @@ mod tests {
     #[test]
     fn channels_go_round_the_engines() {
         let link = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 1 };
-        assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
+        assert_eq!([0, 1, 2].map(|channel| LinkEngines::round(2).of(link(channel))), [0, 1, 0]);
         let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
         let mut assignment = PathAssignment { paths: vec![port(7), port(8)], ..PathAssignment::default() };
         let peers = Peers {
@@ -339,7 +341,5 @@ mod tests {
         assignment.rail = Some(3);
         assert_eq!(ports(&assignment), [8, 7, 8], "rails begin at different paths");
         assert_eq!(ports(&PathAssignment::default()), [0; 3]);
-        assert_eq!(LinkKey::of_pair(3, 5, 0).engine(3), 2);
-        assert_eq!(link(7).engine(0), 0);
     }
 }

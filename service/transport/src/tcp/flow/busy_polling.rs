@@ -14,7 +14,7 @@ use super::{Flow, Half};
 const DIRECT_MAX: usize = 2;
 /// Of the polls in which receivers are read so, every how manieth asks epoll all the same: for everything else.
 const EVENTS_EVERY: u32 = 8;
-/// After so many times that what epoll said moved nothing, it is asked as seldom.
+/// After so many times that what epoll said moved nothing, it is asked as seldom where no receiver waits.
 const FRUITLESS_MAX: u32 = 2;
 /// Flows that a poll looks at to see whether they still wait for messages.
 const CHECKED_MAX: usize = 4;
@@ -69,7 +69,9 @@ impl Reading {
     /// Whether a poll that has read directly, or not, asks epoll.
     pub(in crate::tcp) fn asks(&mut self, is_direct: bool) -> bool {
         self.unasked_polls += 1;
-        let seldom = is_direct || self.fruitless_asks >= FRUITLESS_MAX;
+        // Receivers that are too many to be read directly would wait for several polls.
+        let is_awaited = !is_direct && !self.receivers.is_empty();
+        let seldom = is_direct || (self.fruitless_asks >= FRUITLESS_MAX && !is_awaited);
         let asks = !seldom || self.unasked_polls >= EVENTS_EVERY;
         if asks {
             self.unasked_polls = 0;

@@ -4,6 +4,7 @@
 //! [`WINDOW`] from the first one that is missing; a socket whose next chunk lies further ahead is not read until the
 //! window reaches it. That bounds what is kept per message to two words.
 
+use super::super::wire::ChunkRange;
 use crate::Fault;
 use crate::request::Moved;
 use crate::tcp::wire::{ChunkHeader, Grid};
@@ -60,7 +61,7 @@ impl Arrival {
             return Err(Fault::Protocol("a chunk has come twice"));
         }
         self.claimed |= 1 << ahead;
-        let (offset, bytes) = grid.chunk(chunk, message_bytes);
+        let ChunkRange { offset, bytes } = grid.chunk(chunk, message_bytes);
         Ok(Claim::Read { offset, bytes })
     }
 
@@ -83,7 +84,7 @@ impl Arrival {
 
     /// Bytes from the start that have come, without the chunk at the frontier.
     pub(in crate::tcp) fn whole_bytes(&self, grid: Grid) -> u64 {
-        self.message.map_or(0, |(bytes, _)| grid.chunk(self.frontier, bytes).0)
+        self.message.map_or(0, |(bytes, _)| grid.chunk(self.frontier, bytes).offset)
     }
 }
 
@@ -147,7 +148,7 @@ mod tests {
                 let at = picks.next().unwrap_or(0) % left.len().min(40);
                 let chunk = left.remove(at);
                 let claim = arrival.claim(&header(chunk, bytes), grid, bytes);
-                let (offset, length) = grid.chunk(chunk.into(), bytes);
+                let ChunkRange { offset, bytes: length } = grid.chunk(chunk.into(), bytes);
                 if claim == Ok(Claim::Later) {
                     left.insert(at, chunk);
                     continue;

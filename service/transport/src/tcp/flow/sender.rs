@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::wire::ChunkRange;
 use mccs_ipc::types::Handle;
 
 use super::Pumped;
@@ -206,10 +207,10 @@ impl Sender {
         if let Some(done) = self.ring.test(number)? {
             return Ok(done);
         }
-        let handed_out = self.ring.get(number).map_or(0, |entry| {
-            let (offset, _) = self.grid.chunk(entry.progress.next_chunk, entry.buffer.bytes);
-            offset
-        });
+        let handed_out = self
+            .ring
+            .get(number)
+            .map_or(0, |entry| self.grid.chunk(entry.progress.next_chunk, entry.buffer.bytes).offset);
         let unsettled = self.connections.iter().filter_map(|connection| connection.log.unsettled(number)).min();
         Ok(Status::Running { bytes: unsettled.map_or(handed_out, |at| at.min(handed_out)) })
     }
@@ -277,7 +278,7 @@ impl Sender {
         let Some(entry) = self.ring.get_mut(self.current) else { return };
         let message_bytes = entry.buffer.bytes;
         let chunk = entry.progress.next_chunk;
-        let (at, bytes) = self.grid.chunk(chunk, message_bytes);
+        let ChunkRange { offset: at, bytes } = self.grid.chunk(chunk, message_bytes);
         let header =
             ChunkHeader { message: self.current as u32, chunk: chunk as u32, message_bytes, tag: entry.progress.tag };
         entry.progress.next_chunk += 1;

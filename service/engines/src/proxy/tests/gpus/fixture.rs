@@ -9,7 +9,7 @@ use mccs_config::service::Crossover;
 use mccs_device::cuda::{Abilities, Strategies};
 use mccs_device::{
     Collective, Counted, DeviceEvent, DeviceInitiatedGroup, Ended, LaunchError, Launched, NewGroup, PointToPoint,
-    Prepare, Prepared, Shared, SymmetricBuffers, Workers,
+    Prepare, Prepared, Puts, Shared, SymmetricBuffers, Workers,
 };
 use mccs_ipc::device_initiated::{
     ControlPage, DeviceInitiatedShare, Execution, LAYOUT_WORDS, SymmetricBufferHandle, SymmetricBufferName,
@@ -117,6 +117,10 @@ impl Device for Pages {
     fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint> {
         None
     }
+
+    fn puts(&mut self) -> Option<&mut dyn Puts> {
+        None
+    }
 }
 
 /// A proxy engine with one communicator, and an operator.
@@ -193,6 +197,7 @@ impl Fixture {
             origins: Default::default(),
         };
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
+        self.registry.add_tenant(Arc::clone(&tenant));
         for (rank, gpu) in (0..).zip(gpus) {
             let own = self.with_process.filter(|(with_process, _)| *with_process == rank).map(|(_, pid)| pid);
             let pid = if self.stranger == Some(rank) { 0 } else { own.unwrap_or(OTHERS_PID) };

@@ -10,7 +10,7 @@ use mccs_exchange::protocol::{Answer, CommId, Name, Request};
 use mccs_ipc::device_initiated::{Execution, P2pLaunched};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, WorkDone};
 use mccs_kernels::cuda::{Stamp, SymmetricBufferCounts};
-use mccs_model::link::LinksId;
+use mccs_model::link::{LinkEngines, LinksId};
 use mccs_model::{Action, Scalar};
 use mccs_registry::RankProgress;
 use mccs_telemetry::stuck::{HostAccount, StuckClass};
@@ -162,7 +162,8 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     // It has ranks on other hosts, too, and its engines have not said yet what they wait for.
     let (handle, _) = fixture.engine.state.comms.iter().next().expect("a communicator");
     let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
-    let network = Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
+    let (engines, placed, activity) = (Vec::new(), LinkEngines::round(1), Activity::new(Instant::now()));
+    let network = Network { links: LinksId(1), epoch: 0, engines, placed, activity };
     let (left, suspected, is_told, is_closed) = (BTreeSet::new(), None, false, false);
     fixture
         .engine

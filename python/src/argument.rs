@@ -1,0 +1,44 @@
+//! Arguments of Python's that may be none of their type: the call says so, which knows its rank and name.
+
+use std::convert::Infallible;
+
+use pyo3::prelude::*;
+
+/// An argument, or what is wrong with it.
+pub(crate) enum Argument<T> {
+    Good(T),
+    Bad(String),
+}
+
+impl Argument<String> {
+    pub(crate) fn of(text: &str) -> Self {
+        Argument::Good(text.into())
+    }
+}
+
+impl<T> Argument<T> {
+    /// The argument of this name.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn get(self, name: &str) -> Result<T, String> {
+        match self {
+            Argument::Good(value) => Ok(value),
+            Argument::Bad(why) => Err(format!("{name} = {why}")),
+        }
+    }
+}
+
+impl<'a, 'py, T: FromPyObject<'a, 'py>> FromPyObject<'a, 'py> for Argument<T> {
+    type Error = Infallible;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> Result<Self, Infallible> {
+        Ok(object.extract().map_or_else(
+            |error: T::Error| {
+                let error: PyErr = error.into();
+                Argument::Bad(format!("{}: {}", &*object, error.value(object.py())))
+            },
+            Argument::Good,
+        ))
+    }
+}
