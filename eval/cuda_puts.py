@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Port channels from within kernels: triggers, ping-pong, puts, beside copies by the rank itself and what
+"""Port and memory channels from within kernels: triggers, ping-pong, puts, beside copies by the rank itself and what
 MSCCL++ reports of itself.
 
 usage: cuda_puts.py NAME [--nranks N] [--rounds N] [--iterations N] [--total BYTES] [--sizes B,B] [--image FILE] [--out FOLDER] [--commit COMMIT]
@@ -18,6 +18,7 @@ from cuda_service import BINARIES
 
 # As its documents give them, of an H200: by what is measured, and bytes.
 MSCCLPP = {("a trigger, 1 threads", 0): "1.97 us", ("signals to and fro", 0): "19.0 us (port channel)",
+           ("packets to and fro, memory channel", 8): "8.1 us",
            ("puts with signals, both ways at once", 1 << 10): "20.5 us", ("puts with signals, both ways at once", 1 << 20): "41.9 GB/s",
            ("puts with signals, both ways at once", 128 << 20): "367 GB/s"}
 

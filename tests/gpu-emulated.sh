@@ -53,7 +53,7 @@ tests_on() {
     if [ "$1" -gt 2 ]; then
         leave_out values:: "it takes long, and the pairs of values are those of two ranks"
         local name
-        for name in bad_luck:: counts:: deaths:: gpudirect:: losses:: memory:: messages:: nics:: port_channels::a_ port_channels::puts_ rails:: room::; do
+        for name in bad_luck:: counts:: deaths:: gpudirect:: losses:: memory:: memory_channels:: messages:: nics:: port_channels::a_ port_channels::puts_ rails:: room::; do
             leave_out "$name" "as on two"
         done
     fi
@@ -277,15 +277,17 @@ for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
     cc -std=c11 -I shim/include -I shim/examples/c "$program" -L "$target/release" -lmccs -ldl -pthread -o "$work/$name"
     ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
 done
-# Kernels that put, by the header for programs' own, compiled for this processor.
-for name in puts cuda_put; do
+# Kernels that put and copy, by the header for programs' own, compiled for this processor.
+for name in puts cuda_put cuda_all_gather; do
     c++ -std=c++17 -O1 -Wall -Wextra -Werror -shared -fPIC -I shim/include "tests/driver/$name.cpp" -o "$work/$name-kernels.so"
 done
-cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/include -I shim/examples/c shim/examples/c/cuda_put.c -L "$target/release" -lmccs -ldl -o "$work/cuda_put"
-ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/cuda_put" "$work/cuda_put-kernels.so"
+for name in cuda_put cuda_all_gather; do
+    cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/include -I shim/examples/c "shim/examples/c/$name.c" -L "$target/release" -lmccs -ldl -o "$work/$name"
+    ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name" "$work/$name-kernels.so"
+done
 for nranks in 1 2; do
-    echo "== port channels of kernels, $nranks ranks (at $SECONDS s)"
-    "$target/release/mccs-cuda-puts" --nranks $nranks --rounds 1 --iterations 20 --threads 1,8 --sizes 8,4096,2097152 --slots 16 --image "$work/puts-kernels.so"
+    echo "== port and memory channels of kernels, $nranks ranks (at $SECONDS s)"
+    "$target/release/mccs-cuda-puts" --nranks $nranks --rounds 1 --iterations 20 --threads 1,8 --sizes 8,4096,262144 --packets 8,1024 --slots 16 --image "$work/puts-kernels.so"
 done
 mkdir "$work/nccl"
 ln -s "$(realpath "$target")/release/libnccl.so" "$work/nccl/libnccl.so.2"

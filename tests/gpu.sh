@@ -307,7 +307,7 @@ large_from = "1MiB"'
 compile() {
     type -P cc >/dev/null || return 0
     local program
-    for program in shim/examples/c/cuda_all_reduce.c shim/examples/c/cuda_put.c tests/tests/cuda_calls.c; do
+    for program in shim/examples/c/cuda_{all_reduce,put,all_gather}.c tests/tests/cuda_calls.c; do
         cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -pthread -o "$work/$(basename "$program" .c)"
     done
     cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
@@ -380,12 +380,14 @@ programs() {
         for program in cuda_all_reduce cuda_calls; do
             lane "in C: $program" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/$program"
         done
-        if [ -x "${MCCS_NVCC:-}" ]; then
-            "$MCCS_NVCC" -ptx -arch=compute_80 -I shim/include shim/examples/c/cuda_put.cu -o "$work/cuda_put.ptx"
-            lane "in C: cuda_put" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/cuda_put" "$work/cuda_put.ptx"
-        else
-            absent "in C: cuda_put" "MCCS_NVCC names no compiler for its kernel"
-        fi
+        for program in cuda_put cuda_all_gather; do
+            if [ -x "${MCCS_NVCC:-}" ]; then
+                "$MCCS_NVCC" -ptx -arch=compute_80 -I shim/include "shim/examples/c/$program.cu" -o "$work/$program.ptx"
+                lane "in C: $program" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/$program" "$work/$program.ptx"
+            else
+                absent "in C: $program" "MCCS_NVCC names no compiler for its kernel"
+            fi
+        done
         for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
             lane "in C: NCCL's calls, $nranks ranks" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" "$nranks"
         done

@@ -35,6 +35,7 @@ typedef struct mccsComm *mccsComm_t;
 typedef struct mccsBootstrap *mccsBootstrap_t;
 typedef struct mccsChannelMemory *mccsChannelMemory_t;
 typedef struct mccsPortChannel *mccsPortChannel_t;
+typedef struct mccsMemoryChannels *mccsMemoryChannels_t;
 /* Communicators of the host's memory, and functions whose names begin with mccsStream, take streams of
  * mccsStreamCreate. Communicators of GPUs take a cudaStream_t or CUstream of their context, or null for its default
  * stream. The one in the place of the other is mccsInvalidArgument. */
@@ -235,6 +236,26 @@ mccsResult_t mccsPortChannelDevice(mccsPortChannel_t channel, mccsDevicePortChan
 /* Tells the service that kernels are about to use the communicator's channels: it looks for their calls without pause for a while. Without it the
  * first one after a pause may wait: for a millisecond, and after ten seconds for ten. */
 mccsResult_t mccsPortChannelsWake(mccsComm_t comm);
+
+/* Memory channels: kernels of ranks whose GPUs reach each other copy by themselves (mccs::MemoryChannel of mccs/device.cuh).
+ *
+ * 1. Each rank gives `bytes` bytes of its GPU's memory from `ptr` on (cudaMalloc, or of this process), for channels of as many tags to each peer,
+ *    1 to 1024. It tells the others its part, for example by mccsBootstrapAllGather.
+ * 2. It opens the channels with the parts of all ranks, in their order.
+ * 3. It asks for the channel to a peer under a tag, and passes it to kernels by value. The peer asks for its own, with this rank and the same tag.
+ *
+ * Kernels of all ranks have ended before any rank destroys its channels or frees the memory. They are let go when the communicator fails. */
+typedef struct {
+    char internal[248];
+} mccsMemoryChannelsPart_t;
+typedef struct {
+    uint64_t internal[8];
+} mccsDeviceMemoryChannel_t;
+mccsResult_t mccsMemoryChannelsCreate(mccsMemoryChannels_t *channels, mccsComm_t comm, void *ptr, size_t bytes, uint32_t tags,
+                                      mccsMemoryChannelsPart_t *part);
+mccsResult_t mccsMemoryChannelsOpen(mccsMemoryChannels_t channels, mccsComm_t comm, const mccsMemoryChannelsPart_t *parts);
+mccsResult_t mccsMemoryChannelDevice(mccsMemoryChannels_t channels, int peer, uint32_t tag, mccsDeviceMemoryChannel_t *device);
+mccsResult_t mccsMemoryChannelsDestroy(mccsMemoryChannels_t channels);
 
 /* 1: something is of no use any more; 2: a call was refused; 3: a session or a communicator begins or ends. */
 typedef void (*mccsLogHandler_t)(int level, const char *message, void *user);

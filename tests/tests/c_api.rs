@@ -71,7 +71,9 @@ fn c_programs_run_and_misuse_is_refused() {
     // As far as it goes where there is no GPU.
     let cuda = directory.path().join("cuda_all_reduce");
     compile(&workspace().join("shim/examples/c/cuda_all_reduce.c"), library, &cuda);
-    compile(&workspace().join("shim/examples/c/cuda_put.c"), library, &cuda);
+    for name in ["cuda_put", "cuda_all_gather"] {
+        compile(&workspace().join(format!("shim/examples/c/{name}.c")), library, &cuda);
+    }
     let misuse = directory.path().join("misuse");
     compile(&workspace().join("tests/tests/misuse.c"), library, &misuse);
     assert!(start(&misuse, 0).wait().expect("misuse").success());

@@ -1,4 +1,4 @@
-//! Kernels that test and measure port channels (`cuda/puts.cu`), by the header that programs use.
+//! Kernels that test and measure channels (`cuda/puts.cu`), by the header that programs use.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -22,13 +22,34 @@ pub const PUTS_PING_PONG: &str = "mccs_puts_ping_pong";
 pub const PUTS_TRIGGERS: &str = "mccs_puts_triggers";
 /// Waits for a signal: says 2 if one came, and 1 if none comes any more.
 pub const PUTS_WAITS: &str = "mccs_puts_waits";
+/// Both ranks copy to each other, by puts, gets and packets, and look at what has come: one block.
+pub const MEMORY_EXCHANGE: &str = "mccs_memory_exchange";
+/// Every thread signals, and waits or polls for one.
+pub const MEMORY_BY_ALL: &str = "mccs_memory_by_all";
+/// Messages to and fro: one block of a rank, or two of a rank that plays both.
+pub const MEMORY_PING_PONG: &str = "mccs_memory_ping_pong";
+/// Puts both ways at once, a share of each by a block.
+pub const MEMORY_PUTS: &str = "mccs_memory_puts";
+/// As [`PUTS_WAITS`], of a memory channel.
+pub const MEMORY_WAITS: &str = "mccs_memory_waits";
 /// All of them.
-pub const PUTS_FUNCTIONS: [&str; 5] = [PUTS_EXCHANGE, PUTS_BY_ALL, PUTS_PING_PONG, PUTS_TRIGGERS, PUTS_WAITS];
+pub const PUTS_FUNCTIONS: [&str; 10] = [
+    PUTS_EXCHANGE,
+    PUTS_BY_ALL,
+    PUTS_PING_PONG,
+    PUTS_TRIGGERS,
+    PUTS_WAITS,
+    MEMORY_EXCHANGE,
+    MEMORY_BY_ALL,
+    MEMORY_PING_PONG,
+    MEMORY_PUTS,
+    MEMORY_WAITS,
+];
 
 /// Words of a port channel as kernels have it.
 pub const CHANNEL_WORDS: usize = 9;
 
-/// The parameter of the kernels: the mirror of cuda/puts.cu. Addresses are as the GPU sees them.
+/// The parameter of the kernels of port channels: the mirror of cuda/puts.cu. Addresses are as the GPU sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct PutsArgs {
@@ -51,5 +72,36 @@ pub struct PutsArgs {
     /// First of two words: what was wrong, and nanoseconds.
     pub result: u64,
     /// 1 where the first block signals first.
+    pub begins: u64,
+}
+
+/// Words of a memory channel as kernels have it.
+pub const MEMORY_CHANNEL_WORDS: usize = 8;
+/// Parts of a rank's memory: one to put from, two places for what comes, and two of twice their length for packets.
+pub const MEMORY_PARTS: u64 = 7;
+
+/// The parameter of the kernels of memory channels: the mirror of cuda/puts.cu. Addresses are as the GPU sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct MemoryChannelsArgs {
+    /// Where channels lie, two for each block: what it signals and puts by, and what it waits by.
+    pub channels: u64,
+    /// First byte of the rank's memory, of [`MEMORY_PARTS`] parts.
+    pub memory: u64,
+    /// Of a put: a multiple of 8, at most as many as a part has.
+    pub bytes: u64,
+    /// Of a part.
+    pub part_bytes: u64,
+    /// How often.
+    pub rounds: u64,
+    /// What words of a put are made of here; of ping-pong the first flag, the same at both ends.
+    pub own_seed: u64,
+    /// The same at the peer.
+    pub peer_seed: u64,
+    /// First of two words: what was wrong, and nanoseconds.
+    pub result: u64,
+    /// 1 where messages of ping-pong are packets.
+    pub packets: u64,
+    /// 1 where the first block begins.
     pub begins: u64,
 }

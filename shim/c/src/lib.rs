@@ -11,6 +11,7 @@ mod bootstrap;
 mod collectives;
 mod communicators;
 mod handle;
+mod memory_channels;
 mod objects;
 mod operators;
 mod port_channels;

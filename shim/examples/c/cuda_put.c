@@ -11,20 +11,6 @@ struct exchange {
     int rank;
 };
 
-static char *read_file(const char *path) {
-    FILE *file = fopen(path, "rb");
-    if (file == NULL || fseek(file, 0, SEEK_END) != 0) {
-        fprintf(stderr, "%s cannot be read\n", path);
-        exit(2);
-    }
-    long length = ftell(file);
-    char *text = calloc((size_t)length + 1, 1);
-    rewind(file);
-    if (text == NULL || fread(text, 1, (size_t)length, file) != (size_t)length) exit(2);
-    fclose(file);
-    return text;
-}
-
 int main(int argc, char **argv) {
     int rank, nranks;
     mccsUniqueId id;

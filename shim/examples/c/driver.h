@@ -72,3 +72,18 @@ static CUstream stream_on_gpu(int rank) {
     CUDA(cuStreamCreate(&stream, 1));
     return stream;
 }
+
+/* A kernel's image. */
+static inline char *read_file(const char *path) {
+    FILE *file = fopen(path, "rb");
+    if (file == NULL || fseek(file, 0, SEEK_END) != 0) {
+        fprintf(stderr, "%s cannot be read\n", path);
+        exit(2);
+    }
+    long length = ftell(file);
+    char *text = calloc((size_t)length + 1, 1);
+    rewind(file);
+    if (text == NULL || fread(text, 1, (size_t)length, file) != (size_t)length) exit(2);
+    fclose(file);
+    return text;
+}

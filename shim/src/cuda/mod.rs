@@ -20,6 +20,7 @@ mod device_initiated;
 mod estimate;
 mod graphs;
 mod host_staged;
+mod memory_channels;
 pub(crate) mod p2p;
 mod pinned;
 mod profile;
@@ -38,6 +39,9 @@ pub(crate) use device_initiated::GpuRegions;
 pub use device_initiated::REGISTERED_MAX;
 pub use device_initiated::SignalWait;
 pub use mccs_ipc::device_initiated::{SIGNAL_CONTEXTS, SIGNALS_OF_A_CONTEXT, Signal};
+pub use memory_channels::{
+    DeviceMemoryChannel, MEMORY_CHANNEL_TAGS_MAX, MemoryChannels, MemoryChannelsPart, OwnMemoryChannels,
+};
 #[doc(hidden)]
 pub use profile::{Carrier, RanAt, StampReader};
 pub(crate) use watch::{Awaited, Gone, Watch};

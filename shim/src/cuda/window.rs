@@ -247,7 +247,7 @@ impl CudaCommunicator {
         unsafe { self.surfacing().of_call(comm.wait_signals(waits, stream), &[stream]) }
     }
 
-    fn peers(&self) -> Result<&DeviceInitiatedCommunicator, Error> {
+    pub(super) fn peers(&self) -> Result<&DeviceInitiatedCommunicator, Error> {
         match self.backend() {
             Backend::DeviceInitiated(comm) => Ok(comm),
             Backend::ServiceExecuted(_) => Err(Error::argument(format!(

@@ -16,6 +16,7 @@ mod hostile;
 mod life;
 mod losses;
 mod memory;
+mod memory_channels;
 mod messages;
 mod mps;
 mod nics;
@@ -83,6 +84,7 @@ fn plays_its_role() {
         mps::ROLES,
         nics::ROLES,
         p2p::ROLES,
+        memory_channels::ROLES,
         port_channels::ROLES,
         process_groups::ROLES,
         rails::ROLES,

@@ -37,7 +37,7 @@ const SLOTS: u32 = 8;
 const THREADS: u32 = 24;
 
 /// The kernels' image: what nvcc has made, or for the emulated driver a library of this processor.
-fn image() -> anyhow::Result<Vec<u8>> {
+pub(super) fn image() -> anyhow::Result<Vec<u8>> {
     if std::env::var_os("MCCS_EMULATED_GPUS").is_none() {
         return Ok(PUTS_IMAGE.context("built without nvcc")?.to_vec());
     }
@@ -81,13 +81,13 @@ impl Memory {
     }
 }
 
-fn read(into: &mut [u8], from: DeviceAddress) -> anyhow::Result<()> {
+pub(super) fn read(into: &mut [u8], from: DeviceAddress) -> anyhow::Result<()> {
     // SAFETY: a part of a side's memory, which lives.
     unsafe { copy_to_host(into, from) }?;
     Ok(())
 }
 
-fn write(into: DeviceAddress, from: &[u8]) -> anyhow::Result<()> {
+pub(super) fn write(into: DeviceAddress, from: &[u8]) -> anyhow::Result<()> {
     // SAFETY: as above.
     unsafe { copy_from_host(into, from) }?;
     Ok(())
@@ -107,8 +107,13 @@ struct Side<'a> {
     channel: PortChannel,
 }
 
+/// The same for all ranks of a run, and another one in each.
+pub(super) fn seed() -> u64 {
+    std::env::var("MCCS_GPU_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
 /// Whom a rank has to do with: neighbours with each other, a last one with itself.
-fn partner(rank: u32, nranks: u32) -> u32 {
+pub(super) fn partner(rank: u32, nranks: u32) -> u32 {
     if rank ^ 1 < nranks { rank ^ 1 } else { rank }
 }
 
@@ -133,7 +138,7 @@ impl<'a> Side<'a> {
     fn args(&self) -> anyhow::Result<PutsArgs> {
         let channel: DevicePortChannel = self.channel.device().context("a channel of a GPU")?;
         let channel = bytemuck::cast(channel);
-        let (seed, rank) = (self.seed(), u64::from(self.rank.comm.rank()));
+        let (seed, rank) = (seed(), u64::from(self.rank.comm.rank()));
         Ok(PutsArgs {
             out: [channel; 2],
             receive: [channel; 2],
@@ -146,11 +151,6 @@ impl<'a> Side<'a> {
             result: self.memory.address() + 2 * self.bytes,
             begins: 0,
         })
-    }
-
-    /// The same for all ranks of a run, and another one in each.
-    fn seed(&self) -> u64 {
-        std::env::var("MCCS_GPU_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
     }
 
     fn launch(&self, kernel: &str, threads: u32, args: &PutsArgs) -> anyhow::Result<()> {
@@ -197,7 +197,7 @@ fn kernels_put(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-fn plays_with_a_seed(role: &str, config: &str) {
+pub(super) fn plays_with_a_seed(role: &str, config: &str) {
     let service = TestService::start(config);
     let seed = random_seed() >> 1;
     println!("seed {seed}");

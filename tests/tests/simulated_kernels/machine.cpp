@@ -131,6 +131,7 @@ void run_current() {
         case sizeof(ReduceArgs): call<ReduceArgs>(launch); break;
         case sizeof(CombineArgs): call<CombineArgs>(launch); break;
         case sizeof(PutsArgs): call<PutsArgs>(launch); break;
+        case sizeof(MemoryChannelsArgs): call<MemoryChannelsArgs>(launch); break;
         case sizeof(PutService): serve(*static_cast<const PutService*>(launch.args)); break;
         case sizeof(StageArgs): call<StageArgs>(launch); break;
         case sizeof(Deed): carry_out(*static_cast<const Deed*>(launch.args)); break;

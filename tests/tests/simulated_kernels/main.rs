@@ -5,6 +5,7 @@
 //! that a GPU makes too early are not (decision 040).
 
 mod batches;
+mod memory_channels;
 mod p2p;
 mod puts;
 mod reductions;
@@ -157,6 +158,11 @@ impl Memory {
 
     fn word(&self, offset: u64) -> u64 {
         (self.words[self.first + offset as usize / 16] >> (offset % 16 * 8)) as u64
+    }
+
+    fn put(&mut self, offset: u64, bytes: &[u8]) {
+        let at = 16 * self.first + offset as usize;
+        bytemuck::cast_slice_mut(&mut self.words)[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }
 

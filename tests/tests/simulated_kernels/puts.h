@@ -26,4 +26,23 @@ inline u64 exchange_own(u64* at, u64 expected, u64 value) {
     if (seen == expected) *at = value;
     return seen;
 }
+// Loaded in parts of eight bytes, in any order.
+inline void load_pair(const u64* from, u64& first, u64& second) {
+    simulated::check_aligned(reinterpret_cast<uint64_t>(from), 16);
+    if (simulated::random_below(2) == 0) {
+        first = load(from);
+        second = load(from + 1);
+    } else {
+        second = load(from + 1);
+        first = load(from);
+    }
+}
+inline unsigned load_byte(const unsigned char* from) {
+    simulated::step();
+    return simulated::load<unsigned char>(reinterpret_cast<uint64_t>(from));
+}
+inline void store_byte(unsigned char* to, unsigned value) {
+    simulated::step();
+    simulated::store(reinterpret_cast<uint64_t>(to), static_cast<unsigned char>(value));
+}
 inline void pass() { simulated::pass_turn(); }

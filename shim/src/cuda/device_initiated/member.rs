@@ -317,7 +317,7 @@ impl Member {
     }
 
     /// Where kernels and streams see what lies at an offset of the control page.
-    pub(super) fn on_page(&self, offset: u64) -> DeviceAddress {
+    pub(in crate::cuda) fn on_page(&self, offset: u64) -> DeviceAddress {
         self.registration.address() + offset
     }
 

@@ -1,20 +1,27 @@
-//! `mccs-cuda-puts`: measures port channels of ranks on GPUs from within kernels: triggers, ping-pong, puts. One process; a rank a GPU.
+//! `mccs-cuda-puts`: measures port and memory channels of ranks on GPUs from within kernels: triggers, ping-pong, puts. One process; a rank a GPU.
 //!
 //! A rank alone plays both ends, by two blocks of one kernel: then everything is in one context, as of a program that has its GPU to itself. Its puts are
 //! within the GPU, which is a kernel of the driver's in the service's context (decision 118).
+
+mod memory_channels;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use bytemuck::Pod;
 use clap::Parser;
 use mccs::{Client, PortChannel, PortChannels, RegisteredMemory, RemoteMemory, UniqueId};
 use mccs_cuda::{Context, DeviceMemory, Module, OwnedStream, copy_from_host, copy_to_host, gpus};
-use mccs_kernels::cuda::{PUTS_IMAGE, PUTS_PING_PONG, PUTS_TRIGGERS, PutsArgs};
+use mccs_kernels::cuda::{
+    MEMORY_PING_PONG, MEMORY_PUTS, MemoryChannelsArgs, PUTS_IMAGE, PUTS_PING_PONG, PUTS_TRIGGERS, PutsArgs,
+};
 use serde::Serialize;
 
-/// Measures port channels from within kernels.
+use self::memory_channels::{MemorySide, blocks_for, threads_for};
+
+/// Measures port and memory channels from within kernels.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -42,6 +49,9 @@ struct Arguments {
     /// Slots of the FIFOs.
     #[arg(long, default_value_t = 4096)]
     slots: u32,
+    /// Bytes of packets of memory channels.
+    #[arg(long, value_delimiter = ',', default_values_t = [8, 1 << 10, 8 << 10, 64 << 10])]
+    packets: Vec<u64>,
     /// The kernels, in the place of those that are built in.
     #[arg(long)]
     image: Option<PathBuf>,
@@ -75,6 +85,7 @@ struct Side {
     receive: [PortChannel; 2],
     /// For signals that nobody waits for.
     unheard: PortChannel,
+    by_memory: MemorySide,
     _registered: [RegisteredMemory; 2],
     _comm: mccs::cuda::CudaCommunicator,
     context: Context,
@@ -103,6 +114,7 @@ impl Side {
         let (out, unheard) = ([channel(0)?, channel(1)?], channel(2)?);
         // Alone, what the first block sends the second waits for.
         let receive = if nranks == 1 { [channel(1)?, channel(0)?] } else { [channel(0)?, channel(1)?] };
+        let by_memory = MemorySide::new(&context, &comm, &mut bootstrap, half / 2)?;
         let image = match &arguments.image {
             Some(path) => std::fs::read(path)?,
             None => PUTS_IMAGE.context("built without nvcc")?.to_vec(),
@@ -122,6 +134,7 @@ impl Side {
             out,
             receive,
             unheard,
+            by_memory,
             _registered,
             _comm,
             context,
@@ -153,16 +166,21 @@ impl Side {
 
     /// Runs a kernel on all ranks, and returns how long this one's took by its own clock.
     fn run(&self, kernel: &str, blocks: u32, threads: u32, args: &PutsArgs) -> anyhow::Result<Duration> {
-        let function = self.module.function(kernel)?;
         self.together.wait();
         self.channels.wake();
+        self.launch(kernel, [blocks, threads], args, args.result)
+    }
+
+    /// Runs a kernel of `[blocks, threads]`.
+    fn launch(&self, kernel: &str, shape: [u32; 2], args: &impl Pod, result_at: u64) -> anyhow::Result<Duration> {
+        let function = self.module.function(kernel)?;
         let mut result = [0; 16];
         // SAFETY: the kernel takes this, and what it names lives as long as `self`.
         unsafe {
-            copy_from_host(args.result, &result)?;
-            function.launch(self.stream.raw(), blocks, threads, args)?;
+            copy_from_host(result_at, &result)?;
+            function.launch(self.stream.raw(), shape[0], shape[1], args)?;
             self.stream.raw().synchronize()?;
-            copy_to_host(&mut result, args.result)?;
+            copy_to_host(&mut result, result_at)?;
         }
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| result[8 * at + byte]));
         let error = self._comm.async_error();
@@ -190,7 +208,7 @@ impl Side {
             if wakes {
                 self.channels.wake();
             }
-            let took = self.run_quietly(PUTS_TRIGGERS, &args)?;
+            let took = self.launch(PUTS_TRIGGERS, [1, 1], &args, args.result)?;
             tell(what.into(), 0, us(took, 1));
         }
         let args = self.args(0, arguments.iterations)?;
@@ -216,18 +234,30 @@ impl Side {
         Ok(())
     }
 
-    /// As [`Side::run`], of one thread, without a word to the service.
-    fn run_quietly(&self, kernel: &str, args: &PutsArgs) -> anyhow::Result<Duration> {
-        let function = self.module.function(kernel)?;
-        let mut result = [0; 16];
-        // SAFETY: as above.
-        unsafe {
-            copy_from_host(args.result, &result)?;
-            function.launch(self.stream.raw(), 1, 1, args)?;
-            self.stream.raw().synchronize()?;
-            copy_to_host(&mut result, args.result)?;
+    /// The same by memory channels.
+    fn round_by_memory(&self, arguments: &Arguments, mut tell: impl FnMut(&str, u64, f64)) -> anyhow::Result<()> {
+        let us = |took: Duration, of: u64| took.as_secs_f64() * 1e6 / of as f64;
+        let (ends, side) = (self.ends(), &self.by_memory);
+        let run = |kernel, shape, args: &MemoryChannelsArgs| {
+            self.together.wait();
+            self.launch(kernel, shape, args, args.result)
+        };
+        let args = side.args(0, arguments.iterations, false);
+        tell("signals to and fro, memory channel", 0, us(run(MEMORY_PING_PONG, [ends, 32], &args)?, args.rounds));
+        for bytes in &arguments.packets {
+            let args = side.args(*bytes, arguments.iterations, true);
+            let took = run(MEMORY_PING_PONG, [ends, threads_for(*bytes, 8)], &args)?;
+            tell("packets to and fro, memory channel", *bytes, us(took, args.rounds));
         }
-        Ok(Duration::from_nanos(u64::from_ne_bytes(std::array::from_fn(|byte| result[8 + byte]))))
+        for bytes in &arguments.sizes {
+            let rounds = arguments.iterations.min(arguments.total / bytes).max(2);
+            if self.nranks == 2 {
+                let args = side.args(*bytes, rounds, false);
+                let took = run(MEMORY_PUTS, [blocks_for(*bytes), threads_for(*bytes, 16)], &args)?;
+                tell("puts with signals, both ways at once, memory channel", *bytes, us(took, rounds));
+            }
+        }
+        Ok(())
     }
 
     /// Puts of this thread, until the last has ended: no kernel runs meanwhile.
@@ -262,12 +292,14 @@ fn main() -> anyhow::Result<()> {
     let run = |me: u32| {
         let side = Side::new(&arguments, me, ids, &together)?;
         for round in 0..=arguments.rounds {
-            side.round(&arguments, |what, bytes, us| {
+            let tell = |what: String, bytes, us| {
                 // The first round is for warming up.
                 if me == 0 && round > 0 {
                     note(&mut lines.lock().unwrap_or_else(PoisonError::into_inner), what, bytes, us);
                 }
-            })?;
+            };
+            side.round(&arguments, tell)?;
+            side.round_by_memory(&arguments, |what, bytes, us| tell(what.into(), bytes, us))?;
         }
         side.together.wait();
         anyhow::Ok(())
