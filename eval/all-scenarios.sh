@@ -11,7 +11,7 @@ measure() {
     echo "== $name $* (at $(($(date +%s) - began)) s)"
     eval/scenario.py "eval/scenarios/$name.toml" "$@" || missed="$missed $name"
 }
-# Where every flow has a queue of its own, and on links of a fifth of the rates.
+# Every flow has a queue of its own, and on links of a fifth of the rates.
 fair() { measure "$@" --fabric eval/fabric/testbed-fair.toml --suffix fair; }
 slow() { measure "$@" --fabric eval/fabric/testbed-slow.toml --suffix slow; }
 began=$(date +%s)
@@ -29,7 +29,7 @@ for setup in setup1 setup2 setup3 setup4; do
     fair "$setup" --longer 4 --more 2 --rounds 3 --variant "bad ring" --variant "good ring" --variant "good ring, flows assigned"
     slow "$setup" --longer 10 --more 2 --rounds 3
 done
-# What the operator says: priorities, turns, shares, caps, and by hand.
+# The operator's means: priorities, turns, shares, caps, and changes by hand.
 measure qos --alone --rounds 3 --more 0.3 --variant FFA --fabric eval/fabric/nics-fair.toml --suffix fair
 measure qos --rounds 3
 measure qos --rounds 3 --more 0.6 --fabric eval/fabric/nics-fair.toml --suffix fair --variant ECMP --variant FFA --variant PFA \

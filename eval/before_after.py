@@ -153,7 +153,7 @@ MEASURES = {
 
 
 def measure(options, sides):
-    """What was measured, by measure, place and side, in the order of rounds."""
+    """Measured values, by measure, place and side, in the order of rounds."""
     found = {}
     for number in range(options.rounds):
         for name in options.measures:

@@ -1,4 +1,4 @@
-"""What the evaluation's scripts share: running programs and services, reading their records, writing results."""
+"""Helpers of the evaluation's scripts: running programs and services, reading their records, writing results."""
 
 import contextlib
 import json
@@ -67,7 +67,7 @@ def with_gloo(times, digits):
 
 
 def undisturbed(work, most, tries=6):
-    """What `work` gives, and the part of the cores' time that other guests of this machine took meanwhile. More than `most`: again, and
+    """The result of `work`, and the part of the cores' time that other guests of this machine took meanwhile. More than `most`: again, and
     the least disturbed of all tries counts."""
     def times():
         fields = [int(field) for field in open("/proc/stat").readline().split()[1:9]]
@@ -104,7 +104,7 @@ def service(tenant="", settings="", binaries=BINARIES):
 
 
 def provenance(versions=None, commit=None):
-    """What results begin with. With a commit git is not asked: the machine may have no repository."""
+    """The head of results. With a commit git is not asked: the machine may have no repository."""
     def setting(path):
         try:
             return re.search(r"\[(\w+)\]", pathlib.Path(path).read_text()).group(1)
@@ -126,7 +126,7 @@ def provenance(versions=None, commit=None):
 
 
 def command():
-    """What the running script was called with."""
+    """The running script's command."""
     return without_folders(shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
@@ -136,7 +136,7 @@ def commit_option(parser):
 
 
 def facts(options, machine, **more):
-    """What results of a machine with GPUs begin with, on which `provenance` may find no repository: the commit, the machine in words, the
+    """The head of results of a machine with GPUs, on which `provenance` may find no repository: the commit, the machine in words, the
     command, the rounds, and `more`."""
     commit = options.commit or run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]).strip()
     return {"commit": commit, "machine": machine, "command": command(), "rounds": options.rounds, **more}

@@ -29,7 +29,7 @@ CALLER = "mccs-cuda-calls"
 
 
 def costs(path):
-    """Of callgrind's file of a process: calls made, and instructions of the library and of the C library on its behalf. The format has
+    """Reads callgrind's file of a process: calls made, and instructions of the library and of the C library on its behalf. The format has
     names once and numbers later, and two kinds of costs: a function's own, and those of a call in the line behind."""
     names, now, instructions, calls, called = {}, {}, 0, 0, None
     for line in path.read_text().splitlines():

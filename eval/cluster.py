@@ -1,4 +1,4 @@
-"""What the scripts about several hosts share: an emulated fabric that is up, services on its hosts, ranks, counters."""
+"""Helpers of the scripts about several hosts: an emulated fabric that is up, services on its hosts, ranks, counters."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ class Fabric:
         return re.search(r"inet ([\d.]+)", run(self.command(host, ["ip", "-4", "address", "show", "eth0"]))).group(1)
 
     def counters(self):
-        """What each host's interface has sent and received, as the kernel counts it."""
+        """Bytes that each host's interface has sent and received, as the kernel counts them."""
         def counts(host):
             files = [f"/sys/class/net/eth0/statistics/{name}" for name in STATISTICS]
             return dict(zip(STATISTICS, map(int, run(self.command(host, ["cat", *files])).split())))
@@ -54,11 +54,11 @@ class Fabric:
         return {host: counts(host) for host in self.hosts}
 
     def link_gbps(self):
-        """What one TCP flow (iperf3) moves from the first host to the last, GB/s of payload."""
+        """Rate of one TCP flow (iperf3) from the first host to the last, GB/s of payload."""
         return self._flows_gbps([(self.hosts[0], self.hosts[-1])])
 
     def ring_gbps(self):
-        """What TCP flows (iperf3) from each host to the next one move together, GB/s of payload."""
+        """Rate of TCP flows (iperf3) from each host to the next one together, GB/s of payload."""
         return self._flows_gbps(list(zip(self.hosts, self.hosts[1:] + self.hosts[:1])))
 
     def _flows_gbps(self, pairs, seconds=3):

@@ -41,7 +41,7 @@ class Program:
             raise RuntimeError(f"{command} says {self.line!r}")
 
     def cpu_seconds(self):
-        """Of all its threads, those that have ended included, to the scheduler's tick."""
+        """Processor time of all its threads, those that have ended included, to the scheduler's tick."""
         fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / 100
 
@@ -86,7 +86,7 @@ def updates(browser, address, seconds):
         new MutationObserver(() => times.push(performance.now())).observe(document.querySelector('main tbody'), {{ subtree: true, characterData: true, childList: true }});
         setTimeout(() => done(times), {seconds * 1000});
     }})""")
-    # What changes within a look is one change.
+    # Changes within a look are one change.
     looks = [at for at, earlier in zip(times[1:], times) if at - earlier > 100]
     between = [later - earlier for earlier, later in zip(looks, looks[1:])]
     return between, 1000 * (busy() - before) / max(1, len(looks))

@@ -23,7 +23,7 @@ from cuda_service import BINARIES, cell, services
 
 COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,gather,scatter"
 WAYS = {"kernels": "0", "engines": "16B"}
-# Who is a client of the MPS server: the service, the tenants.
+# Clients of the MPS server: the service, the tenants.
 CLIENTS = {"no MPS": (False, False), "tenants under MPS": (False, True), "all under MPS": (True, True)}
 MPS = "CUDA_MPS_PIPE_DIRECTORY"
 
@@ -76,7 +76,7 @@ def begins(lines):
 
 
 def table(found):
-    """Of each collective and size, how many times as long kernels take; then where engines begin."""
+    """Ratios by collective and size, of engines to kernels; then where engines begin."""
     clients, rows, first = list(found), {}, {}
     for client, lines in found.items():
         for line in lines:

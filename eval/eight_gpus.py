@@ -92,7 +92,7 @@ def parts_of(options):
 
 
 def run(part, seconds):
-    """What became of a part: a word or two. Its processes are a group, which ends with it."""
+    """Runs a part, and returns its outcome: a word or two. Its processes are a group, which ends with it."""
     process = subprocess.Popen(part.command, env={**os.environ, **part.environment}, start_new_session=True)
     try:
         status = process.wait(timeout=seconds)

@@ -24,7 +24,7 @@ JOBS = {"goes_on_until_told": "mixed, to 600 KB a rank", "adds_up_until_told": "
 
 
 def measured(binary, driver, test, variables):
-    """What a test of the binary has measured: it passes, or this fails."""
+    """Runs a test of the binary, and returns its measurements: it passes, or this fails."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "MCCS_EMULATED_GPUS": "2", "RUST_BACKTRACE": "0", **variables}
     command = [binary, "--ignored", "--exact", test, "--test-threads", "1", "--nocapture"]
     done = subprocess.run(command, env=environment, cwd=bench.ROOT / "tests", capture_output=True, text=True)

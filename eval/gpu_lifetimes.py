@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What of GPU memory, copies and waiting streams outlives a killed process.
+"""Remains of a killed process: GPU memory, copies and waiting streams.
 
 usage: gpu_lifetimes.py NAME --out DIR [--gpus 1|2] [--mib 1024] [--rounds 5] [--commit HASH]
 

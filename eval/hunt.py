@@ -30,7 +30,7 @@ def add(into, tally):
 
 
 def hunt(options, first):
-    """What each process said; `None` of one that failed."""
+    """Output of each process; `None` for one that failed."""
     options.logs.mkdir(parents=True, exist_ok=True)
     started = []
     for number in range(first, first + options.processes):

@@ -22,7 +22,7 @@ SETTLE_SECONDS = 1
 
 
 class CpuTime:
-    """What a process has used so far."""
+    """Processor time of a process so far."""
 
     def __init__(self, pid):
         self.at_ns = time.monotonic_ns()

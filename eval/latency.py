@@ -56,7 +56,7 @@ def all_reduce(fabric, options, placed):
 
 
 def account(fabric, options):
-    """What the first host's service does for a call across two hosts: rounds and sleeps of its runtimes, switches of its
+    """The first host's service during a call across two hosts: rounds and sleeps of its runtimes, switches of its
     threads, and system calls where perf can count them. A run of its own: counting takes time."""
     with cluster.services(fabric, options.settings) as (started, folder):
         host = fabric.hosts[0]

@@ -142,7 +142,7 @@ LOW_BITS = bytes(byte & 0x7f for byte in range(256))
 
 
 def in_threads(ranks, body):
-    """What `body` gives for each rank, each on a thread of its own."""
+    """Results of `body` for each rank, each on a thread of its own."""
     given, failed = [None] * len(ranks), []
 
     def run(number):
@@ -272,7 +272,7 @@ def main():
     parser.add_argument("--machine", help="the machine in words; default: what nvidia-smi says")
     parser.add_argument("--out", default=str(bench.RESULTS))
     bench.commit_option(parser)
-    # Of a side's process.
+    # Options of a side's process.
     for hidden in ("--child", "--folder", "--sockets"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--most", type=int, help=argparse.SUPPRESS)

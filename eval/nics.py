@@ -82,7 +82,7 @@ def service_texts(options, folder, nics):
 
 
 def environment_of(options, nics):
-    """Of the ranks' processes."""
+    """Options of the ranks' processes."""
     paths = [str(nics), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {**NCCL, **WAYS[options.way], "NCCL_IBVERBS_LIB": f"{nics}/libibverbs.so.1", "LD_LIBRARY_PATH": ":".join(paths),
             **({"LD_PRELOAD": options.preload} if options.preload else {})}
@@ -100,7 +100,7 @@ def carried(nics, gpus):
 
 
 def costs(options, sockets, nics, runs, services_of):
-    """What the services and NICs do for each of our lines, counted while ranks call nothing else: processor time of each thread, and what NICs
+    """Work of the services and NICs for each of our lines, counted while ranks call nothing else: processor time of each thread, and what NICs
     read from and write to memory of the host."""
     ours, found = dict.fromkeys((line["operation"], line["bytes"]) for run in runs for line in run["lines"] if line["side"] == "mccs"), []
     for operation, bytes in ours:
@@ -137,7 +137,7 @@ def perf_command(options, sockets, operations, begin, end):
 
 
 def moves(options, sockets, nics, runs):
-    """What rails do in each of our lines, by traces of the first service while ranks call nothing else."""
+    """Work of rails in each of our lines, by traces of the first service while ranks call nothing else."""
     control, rate = pathlib.Path(sockets[0]).with_name("mccs-control.sock"), options.gbit / 8 * options.gpus / 2 * 1e3
     ours = dict.fromkeys((line["operation"], line["bytes"]) for run in runs for line in run["lines"] if line["side"] == "mccs")
     found = []
@@ -145,7 +145,7 @@ def moves(options, sockets, nics, runs):
         command = perf_command(options, sockets, operation, bytes, bytes)
         ranks = subprocess.Popen(command, env={**os.environ, **environment_of(options, nics)}, stdout=subprocess.DEVNULL)
         summaries = []
-        # What comes before and behind the calls is in some of the windows, too: the one that has the NICs busiest has the calls alone.
+        # Work before and behind the calls is in some of the windows, too: the one that has the NICs busiest has the calls alone.
         while ranks.poll() is None:
             trace = pathlib.Path(nics) / "trace.json"
             bench.run([*map(str, [BINARIES / "mccsctl", "--socket", control, "trace", "--seconds", options.trace, "--out", trace])])
@@ -165,7 +165,7 @@ def check(options, sockets, nics):
 
 
 def rates(options, nics):
-    """What the NICs carry, by bytes of a write: microseconds of one, and GB/s of several, one way and both ways at once. And what copy engines
+    """Rates of the NICs, by bytes of a write: microseconds of one, and GB/s of several, one way and both ways at once. And what copy engines
     carry without NICs, of GPUs of all hosts at once."""
     if not options.rate:
         return [], []

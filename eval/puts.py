@@ -22,7 +22,7 @@ from cluster import Fabric, spread
 
 
 def puts(fabric, options, placed, binaries):
-    """What mccs-puts says of ranks at these hosts, by test and size or threads."""
+    """Results of mccs-puts for ranks at these hosts, by test and size or threads."""
     root = placed[0] if len(set(placed)) > 1 else ""
     with cluster.services(fabric, binaries=binaries) as (_, folder):
         unique_id = secrets.token_hex(16)
@@ -34,7 +34,7 @@ def puts(fabric, options, placed, binaries):
     return {f"{one['test']} {one.get('bytes', one.get('threads'))}": one for one in bench.records(printed)}
 
 
-# Of a test: the heading, the figure, and its unit.
+# For each test: the heading, the figure, and its unit.
 FIGURES = {"ping_pong": ("put and signal, each way and back", "p50_us", "us"), "signals": ("signals", "million_per_s", "million/s"),
            "puts": ("puts", "gb_per_s", "GB/s"), "copies": ("copies by the rank", "gb_per_s", "GB/s"),
            "both_ways": ("put with signal, both ways at once", "us", "us")}

@@ -18,7 +18,7 @@ import bench
 SIDES = ["mccs", "gloo"]
 SIZES = [8, 1 << 10, 128 << 10, 1 << 20, 16 << 20, 64 << 20]
 OPERATIONS = ["none", "psum", "all_gather", "psum_scatter", "all_to_all", "ppermute"]
-# What a line of a side may take.
+# Most time of a line of a side.
 LINE_S = 0.15
 
 

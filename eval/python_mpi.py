@@ -23,11 +23,11 @@ import time
 
 import bench
 
-# Who is compared with whom.
+# Peers that are compared.
 PEERS = {"gloo": "mccs", "mpi": "mccs, NumPy"}
 SIZES = [8, 1 << 10, 16 << 10, 128 << 10, 1 << 20, 16 << 20, 64 << 20]
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
-# What a side's calls of one size take in a round.
+# Most time of a side's calls of one size in a round.
 TURN_S = 0.08
 
 

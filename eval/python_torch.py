@@ -177,7 +177,7 @@ def training(dist, torch, groups, rounds, _):
 
 
 def calls(dist, torch, groups, rounds, _):
-    """What a call of one rank takes: all of it is this process'."""
+    """Time of a call of one rank: all of it is this process'."""
     import numpy
 
     import mccs

@@ -11,7 +11,7 @@ RANK = re.compile(r"comm (\d+)\b.* rank \d+$")
 
 
 def under_way(spans):
-    """Of spans (begin, end): how many there are at a time while there are any, on average and at most, and for how long there are any."""
+    """Overlap of spans (begin, end): how many there are at a time while there are any, on average and at most, and for how long there are any."""
     steps = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     held = busy = count = most = before = 0
     for at, step in steps:
@@ -41,7 +41,7 @@ def read(path):
 
 
 def summary(path, host_bytes_per_us, latency_us):
-    """What rails did: None where the trace has no moves of theirs.
+    """Times of rails: None where the trace has no moves of theirs.
 
     - `nic_busy`: bytes sent, of what the host's NICs carry from the first post to the last end;
     - `messages`, `moves`: of a rail, under way at a time;

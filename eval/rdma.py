@@ -110,7 +110,7 @@ class Hosts:
 
 
 def perf(operation, placed, message, calls, together=1):
-    """What mccs-perf says of an operation, of one rank for each of the hosts in `placed`, so many of them enqueued at a time."""
+    """Results of mccs-perf for an operation, of one rank for each of the hosts in `placed`, so many of them enqueued at a time."""
     with cluster.services(Hosts(), ['rdma.use = "required"']) as (_, folder):
         size = f"{message}B"
         return cluster.perf(Hosts(), folder, placed, secrets.token_hex(16), [

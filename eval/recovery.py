@@ -28,7 +28,7 @@ from scenario_toml import to_toml
 
 ALLOWED_S = 1.0
 LEAF = "leaf0"
-# Of the rule that drops what comes in over a link.
+# Preference of the rule that drops what comes in over a link.
 PREFERENCE = "7"
 
 

@@ -33,7 +33,7 @@ from scenario_runs import measure
 from scenario_tables import medians, table_of
 from scenario_toml import Scenario
 
-# Of the scenario's own length: from where latency counts as well to where it does not.
+# Parts of the scenario's own length: from where latency counts as well to where it does not.
 LENGTHS = [1 / 64, 1 / 8, 1, 4]
 
 
@@ -45,7 +45,7 @@ def rounds_of(fabric, variants, options, measure_one):
 
 
 def counted(scenario, fabric, variant, options):
-    """What `measure` gives, and what TCP repeated meanwhile."""
+    """The result of `measure`, and TCP's retransmissions meanwhile."""
     before = fabric.repeated()
     records_ = measure(scenario, fabric, variant, options)
     return records_, dict(zip(("segments", "timeouts"), (now - then for now, then in zip(fabric.repeated(), before))))
@@ -120,7 +120,7 @@ def over_time(scenario, variants, options):
         print(name, ", ".join(f"{each:.3f}" for each in medians(scenario, record)), flush=True)
 
     with Fabric(scenario.fabric_path) as fabric:
-        # What is missing is found out before anything is measured.
+        # Missing parts are found before anything is measured.
         versions = fabric.versions()
         rounds_of(fabric, variants, options, one)
     foretold = {name: levels(scenario, variant) for name, variant in variants.items()}
@@ -145,7 +145,7 @@ def alone(scenario, variants, options):
 
 
 def arguments_of(command):
-    """Of a command as it is noted with results: values of options may have spaces."""
+    """A command as it is noted with results: values of options may have spaces."""
     first, *options = command.split(" --")
     arguments = first.split(" ")[1:]
     for name, _, value in (option.partition(" ") for option in options):

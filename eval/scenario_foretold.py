@@ -9,12 +9,12 @@ import tempfile
 from bench import BINARIES, run
 from scenario_toml import SHARED_PAYLOAD
 
-# Where a tenant's rate is wanted while others send, those send for so much longer than it.
+# A tenant whose rate is wanted while others send: those send for so much longer.
 MEANWHILE = 1000
 
 
 def simulated(scenario, variants):
-    """Of every variant: the simulator's figures."""
+    """The simulator's figures of every variant."""
     found = {}
     for payload in (1, SHARED_PAYLOAD):
         some = [variant for variant in variants if scenario.payload(variant) == payload]
@@ -29,7 +29,7 @@ def simulated(scenario, variants):
 
 
 def allotted_rates(scenario, variant):
-    """What the policy allots to jobs while all of them send, as bus bandwidth in Gbit/s: the simulator's, of links shared by the policies' own code."""
+    """The policy's allotments to jobs while all of them send, as bus bandwidth in Gbit/s: the simulator's, of links shared by the policies' own code."""
     found = {}
     for name in scenario.allotted(variant):
         meanwhile = copy.copy(scenario)

@@ -129,7 +129,7 @@ def see_hash(scenario, fabric, folder, variant, over):
 
 
 def act(scenario, fabric, folder, moment, options, stack):
-    """What happens at a moment; it goes on until the stack is left."""
+    """An event at a moment; it goes on until the stack is left."""
     if flow := moment.get("flow"):
         # From the middle of the spine's ports, which services take from the first on.
         port = sum(scenario.ports(flow["way"])) // 2 + 1
@@ -141,7 +141,7 @@ def act(scenario, fabric, folder, moment, options, stack):
 
 
 def check_strategies(fabric, folder):
-    """What the controller has ordered came into force, but for communicators that had ended."""
+    """Checks that the controller's orders came into force, but for communicators that had ended."""
     control = f"{folder}/{fabric.hosts[0]}/mccs-control.sock"
     history = json.loads(run([BINARIES / "mccsctl", "--socket", control, "--json", "policy", "history"]))["controller"]["history"]
     orders = [entry["went"] for entry in history if entry["what"].startswith("order")]

@@ -8,7 +8,7 @@ from scenario_foretold import ratios_of
 from scenario_toml import seconds
 
 ALLOWED = 0.1
-# Of what the policy allots to a tenant.
+# Part of the policy's allotment to a tenant.
 ALLOWED_OF_ALLOTTED = 0.03
 # Collectives that begin before and end after a moment belong to neither side of it; so long a time
 # does not count either.
@@ -24,7 +24,7 @@ def cv(values):
 
 
 def busbw_cell(values):
-    """Of several rounds, Gbit/s."""
+    """Rates of several rounds, Gbit/s."""
     return f"{statistics.mean(values) * 8:.3f} ({100 * cv(values):.1f}%)"
 
 
@@ -108,7 +108,7 @@ def table_of_alone(scenario, data, options):
     for job in scenario.jobs:
         rounds = [[1e3 * (end - begin) for begin, end in zip(record["ended_s"], record["ended_s"][1:])] for record in data["alone"][job["name"]]]
         compute = 1e3 * seconds(job["compute"])
-        # Of times that are spread evenly over so much more and less.
+        # Standard deviation of times that are spread evenly over so much more and less.
         spread = [100 * 3**0.5 * statistics.pstdev(times) / compute for times in rounds]
         rows.append([job["name"], sum(map(len, rounds)), f"{compute:g}", f"{statistics.mean(map(statistics.mean, rounds)):.1f}",
                      cluster.spread([statistics.pstdev(times) for times in rounds]), cluster.spread(spread)])

@@ -6,7 +6,7 @@ import pathlib
 import re
 import tomllib
 
-# Of what the policy allots, hosts fill so much where tenants have shares
+# Hosts fill so much of the policy's allotment if tenants have shares
 # (`service/controller/src/pace.rs`).
 SHARED_PAYLOAD = 0.92
 # Simulated jobs that never vary stay in lockstep: those that begin together would meet in every
@@ -19,7 +19,7 @@ SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1}
 
 
 def number(text, unit):
-    """Of a text such as "50Gbit/s", "512MiB" or "160ms"."""
+    """Number of a text such as "50Gbit/s", "512MiB" or "160ms"."""
     value, prefix = re.fullmatch(rf"([\d.]+) *([KMG]?i?){unit}", text).groups()
     return float(value) * UNITS[prefix]
 
@@ -31,7 +31,7 @@ def seconds(text):
 
 class Scenario:
     def __init__(self, toml, fabric_path):
-        """Of a fabric's lengths and rates already."""
+        """Scales lengths and rates of a fabric."""
         self.toml, self.fabric_path = toml, pathlib.Path(fabric_path)
         self.fabric = tomllib.loads(self.fabric_path.read_text())
         self.jobs, self.moments = self.toml["job"], self.toml.get("moment", [])

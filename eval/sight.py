@@ -70,7 +70,7 @@ def measure(hosts, size, options):
 
 
 def interval(ratios):
-    """Where the median of such ratios lies with 95% certainty (percentile bootstrap, always from the same seed)."""
+    """The 95% confidence interval of the median of such ratios (percentile bootstrap, always from the same seed)."""
     source = random.Random(1)
     medians = sorted(statistics.median(source.choices(ratios, k=len(ratios))) for _ in range(RESAMPLED))
     return medians[RESAMPLED // 40], medians[-1 - RESAMPLED // 40]
@@ -124,7 +124,7 @@ def main():
                              lost if records else "", operations])
                 print(*rows[-1], flush=True)
     text = (f"All-reduce, two ranks, {options.rounds} rounds of two intervals of {options.interval_ms} ms a side, there and back, around one job. "
-            "Where it is seen, metrics are scraped every second; a trace is recorded, and read by the same two cores. Ratios of a round's "
+            "While it is seen, metrics are scraped every second; a trace is recorded, and read by the same two cores. Ratios of a round's "
             "intervals: median of all rounds in which the job always got to run, and where that lies with 95% certainty; of the p50s of operations' times, of p10s (calls that nothing "
             "disturbed), and of means without the slowest tenth.\n\n"
             + bench.table(["hosts", "bytes", "off, us", "side", "of p50s", "of p10s", "of means", "records/s", "lost", "operations"], rows)

@@ -53,7 +53,7 @@ def ends_of(ranks, timeout_s):
 
 
 class Side:
-    """What the ranks' processes are told."""
+    """Arguments of the ranks' processes."""
     def __init__(self, name, is_mccs, environment):
         self.name, self.is_mccs, self.environment = name, is_mccs, environment
 

@@ -162,7 +162,7 @@ class Clock:
 
 
 def slowest(numbers, device):
-    """Of each number the greatest of all ranks'."""
+    """The greatest of all ranks' values, for each number."""
     tensor = torch.tensor(numbers, dtype=torch.float32, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor.tolist()

@@ -44,7 +44,7 @@ LOOKS_AT_ONCE = 4
 LOOKS_SAVED = 50
 # Times that one thing is measured where the job ends meanwhile.
 TRIES = 3
-# Of two answers. What was answered before is not waited for.
+# Pause between two answers. Earlier answers are not waited for.
 PAUSE_S = 0.1
 # Answers to what was asked so soon after the fault may be of a job that has not come to stand yet.
 SETTLED_S = 1.0
@@ -76,11 +76,11 @@ class Job:
             process.communicate()
 
     def failure(self):
-        """What a rank has said that has ended."""
+        """Output of a rank that has ended."""
         return next((process.communicate()[1] for process in self.ranks if process.poll() is not None), None)
 
     def ask(self, host):
-        """What a host's operator is told; `None` while no communicator is there."""
+        """Answer to a host's operator; `None` while no communicator is there."""
         ctl = [BINARIES / "mccsctl", "--socket", f"{self.folder}/{host}/mccs-control.sock", "--json"]
         comms = json.loads(run([*ctl, "show"]))["communicators"]
         return json.loads(run([*ctl, "why-stuck", str(comms[0]["communicator"])]))["stuck"] if comms else None
@@ -185,7 +185,7 @@ KINDS = {
 
 
 def fault(kind, chance, fabric, services, job):
-    """What it is of, how it is done until it is left, whether a report is right, and hosts that may be asked."""
+    """A fault: its place, how it is done until it is left, whether a report is right, and hosts that may be asked."""
     rank = chance.randrange(len(job.placed))
     host, hosts = job.placed[rank], fabric.hosts
     at = chance.randrange(len(hosts))
@@ -229,7 +229,7 @@ def measure(kind, chance, fabric, services, job):
 
 
 def look_at_healthy(chance, fabric, job, count):
-    """What is said of a job with which nothing is wrong, by class; and the accusations in full."""
+    """Reports about a job with which nothing is wrong, by class; and the accusations in full."""
     job.goes_on(chance.choice(fabric.hosts))
     hosts = [chance.choice(fabric.hosts) for _ in range(count)]
     with ThreadPoolExecutor(LOOKS_AT_ONCE) as asking:
@@ -271,7 +271,7 @@ def report(options, hosts, faults, healthy):
 
 
 class Saved:
-    """What has been measured, by what it is, with a line of a file for each."""
+    """Measurements, by kind, with a line of a file for each."""
 
     def __init__(self, path):
         self.path, self.all = path, {}
@@ -316,7 +316,7 @@ class Jobs:
 
 
 def measure_size(options, size, saved, fabric, services, jobs):
-    """What is said of a healthy job, and of faults, of one size."""
+    """Reports about a healthy job, and about faults, of one size."""
     for first in range(0, options.looks_of_size, LOOKS_SAVED):
         what, count = (size, "looks", first), min(LOOKS_SAVED, options.looks_of_size - first)
         if what not in saved.all:

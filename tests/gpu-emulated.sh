@@ -4,7 +4,7 @@
 # anything fails. Kernels' images have to be built, as the service asks for them: MCCS_NVCC, see
 # docs/CUDA.md.
 #
-# What is not run is named below, with the reason, and printed.
+# Tests that are not run are named below, with the reason, and printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -144,7 +144,7 @@ nccl_calls() {
     LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" "$work/nccl_calls" "$@"
 }
 
-# What profiler plugins of all versions hear, and the lines of NCCL_DEBUG=INFO; at a service as the
+# Events for profiler plugins of all versions, and the lines of NCCL_DEBUG=INFO; at a service as the
 # rest says (nccl_profiler.c).
 profiler() {
     local version lines
@@ -201,7 +201,7 @@ training() {
         --first-bucket 8KiB --steps 2 --warmup 1 --rounds 2 --priority=-1
 }
 
-# What measures calls on GPUs works, and its plugin hears of them.
+# The program that measures calls on GPUs works, and its plugin hears of them.
 call_costs() {
     local plugin
     plugin=$(realpath "$target")/release/examples/libcounting_profiler.so
@@ -337,7 +337,7 @@ nics_bench() {
         --uuids "$(IFS=,; echo "${uuids[*]}")" --machine "emulated GPUs" --commit trial --out "$out" --operations all_reduce,all_gather \
         --begin 1KiB --end 4MiB --factor 64 --check 300KiB --rounds 2 --gbit 10 --slot-kib 64 --slots 16 --spin-us 0 --copiers 0 "${@:3}"
 }
-# What eight GPUs are to show, in short. A library of ours stands for NCCL, and a script for nvidia-smi.
+# Claims about eight GPUs, in short. A library of ours stands for NCCL, and a script for nvidia-smi.
 eight_gpus() {
     echo "== eval/eight_gpus.py (at $SECONDS s)"
     mkdir "$work/smi"

@@ -12,9 +12,9 @@
 # to run, by spaces: torch accelerate lightning deepspeed megatron.core jax cupy nccl-tests. A client
 # has CLIENT_SECONDS (500) to end; no test of PyTorch's own begins in the second half.
 #
-# What the host lacks is said, and fails where it was asked for by name. GPU_TESTS, if it is set,
-# has filters of the tests of `tests`, by spaces: their names, or parts of them. On one GPU these
-# take seven minutes, since processes take turns there.
+# A missing ability of the host is said, and fails if it was asked for by name. GPU_TESTS, if it is
+# set, has filters of the tests of `tests`, by spaces: their names, or parts of them. On one GPU
+# these take seven minutes, since processes take turns there.
 #
 # MCCS_RANKS, if it is set, has how many ranks the checks of `values` are run by, by spaces: fewer counts
 # take less time.
@@ -320,7 +320,7 @@ compile() {
     done
 }
 
-# What happens when.
+# Order of the tests.
 tests() {
     # One at a time: they look at the GPUs' free memory.
     local skipped=(--skip under_mps --skip gpus_that_do_not_reach --skip more_ranks_than_reach --skip counts:: --skip a_gpu_that_breaks
@@ -358,7 +358,7 @@ programs() {
     fi
     lane "the example in Rust" ranks 2 "$MCCS_BIN/examples/cuda_all_reduce"
     if [ "$(id -u)" = 0 ] && type -P setpriv >/dev/null; then
-        # Who may neither look into this script's folder nor, maybe, into that of the programs.
+        # Users that may neither look into this script's folder nor, maybe, into that of the programs.
         chmod 711 "$work"
         install -m 755 "$MCCS_BIN/examples/cuda_all_reduce" "$work/example"
         serve 'large_from = "1MiB"'
@@ -366,7 +366,7 @@ programs() {
             ranks 2 setpriv --reuid 65534 --regid 65534 --clear-groups "$work/example"
         lane "the example in Rust, in other PID namespaces" ranks 2 unshare --fork --pid --mount-proc "$work/example"
         ! grep 'copy their buffers' "$work/service.log" || { echo "tests/gpu.sh: failed: the driver opens no handles of other users or namespaces" >&2; exit 1; }
-        # Of which the driver opens none.
+        # Memory of such ranks is not opened by the driver.
         lane "the example in Rust, in other PID namespaces, with the service's number" \
             ranks 2 unshare --fork --pid --mount-proc bash -c 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid || exit; "$@"; exit' "$service" "$work/example"
         [ "$gpus" = 1 ] || grep -q 'copy their buffers' "$work/service.log" || { echo "tests/gpu.sh: failed: memory did not go by descriptors" >&2; exit 1; }
@@ -461,7 +461,7 @@ client() {
     local name=$1
     shift
     lane "$name" timeout --kill-after 10 "${CLIENT_SECONDS:-500}" env "$@"
-    # Who comes next is not to blame.
+    # The next lane is not to blame.
     kill -0 "$service" 2>/dev/null || { echo "tests/gpu.sh: the service has died: $name" >&2; exit 1; }
 }
 
@@ -499,7 +499,7 @@ nccl_tests_of_all_kinds() {
     fi
 }
 
-# What others wrote, in a default service.
+# Others' programs, in a default service.
 clients() {
     serve
     if [ "$gpus" = 1 ]; then

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 
 
-# Who still runs then says where it stands.
+# Processes that still run then say where they stand.
 WATCHDOG_S = 300
 
 

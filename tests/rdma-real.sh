@@ -78,7 +78,7 @@ make_nics() {
     found rehearsal "two emulated NICs and GPUs: nothing below is of hardware"
 }
 
-# What decides whether GPUs' memory goes on the wire, and how fast.
+# Measures whether GPUs' memory goes on the wire, and how fast.
 find_path() {
     found kernel "$(uname -r)"
     found "locked memory" "$(ulimit -l) KiB"

@@ -21,8 +21,8 @@ sys.path.insert(0, str(BASELINES.parent))
 import bench  # noqa: E402
 from bench import records, run  # noqa: E402
 
-# What is no service: the least time for the same accesses to memory of the same kind, and to memory
-# in huge pages.
+# Bounds that need no service: the least time for the same accesses to memory of the same kind, and
+# to memory in huge pages.
 FLOOR, HUGE_FLOOR = "floor", "floor, huge pages"
 
 

@@ -32,7 +32,7 @@ def train(stage, rank, nranks, device):
         rows = zip(parameters, training.model().parameters(), training.expected_weights(nranks, device, torch.float32), strict=True)
         for own, first, expected in rows:
             first = first.detach().float().to(device)
-            # Of the change, which is small beside the weights.
+            # Error of the change, which is small beside the weights.
             error = ((own.detach() - expected).norm() / (expected - first).norm()).item()
             if not error < 1e-3:
                 raise SystemExit(f"DeepSpeed, stage {stage}: rank {rank} of {nranks} is {error} away from the change of one GPU's weights")

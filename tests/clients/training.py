@@ -55,7 +55,7 @@ def check(client, network, nranks, rank, device):
 
 
 def environment(rank, nranks, port):
-    """What launchers tell a process of PyTorch's."""
+    """Variables that launchers set for a process of PyTorch's."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(nranks), LOCAL_WORLD_SIZE=str(nranks),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
