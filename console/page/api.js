@@ -36,6 +36,14 @@ export async function post(path, body, asBlob = false) {
   return asBlob ? response.blob() : response.json();
 }
 
+// An act that was signed.
+export async function postSigned(path, body, authorization) {
+  const headers = { "Content-Type": "application/json", Authorization: authorization };
+  const response = await fetchFrom(path, { method: "POST", body, headers });
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
 // How long a look may take: that of all hosts takes some seconds.
 const LOOK_WITHIN_MS = 30000;
 

@@ -1,5 +1,6 @@
 // The page: asks, keeps what it knows, and shows the view that its address names.
 
+import { actView } from "/act_view.js";
 import { get, Watched } from "/api.js";
 import { Detail } from "/communicator.js";
 import { h, say } from "/dom.js";
@@ -16,6 +17,7 @@ const VIEWS = [
   ["hosts", "Hosts", hostsView],
   ["links", "Links", linksView],
   ["policy", "Policy", policyView],
+  ["act", "Act", actView],
 ];
 // Communicators that are asked why they wait, without anybody's asking.
 const ASKED_MAX = 3;
@@ -23,7 +25,7 @@ const ASKED_MAX = 3;
 const byId = (id) => document.getElementById(id);
 const [main, live, away, state] = ["main", "live", "away", "state"].map(byId);
 
-const app = { model: new Model(), reports: new Map(), noPolicy: null };
+const app = { model: new Model(), reports: new Map(), noPolicy: null, token: null, prefilled: null, tokenChanged, forget };
 const detail = new Detail(byId("detail"), app);
 const tabs = VIEWS.map(([name, title]) => {
   const number = h("span", { class: "count", hidden: true });
@@ -48,6 +50,7 @@ function show() {
   }
   if (which) detail.open(decoded(which));
   else detail.close();
+  view.focused?.();
   update();
 }
 
@@ -69,6 +72,22 @@ function update() {
   const fresh = all.filter((one) => one.isBad && !known.has(one.key));
   if (fresh.length) say(live, `${plural(fresh.length, "new problem")}: ${fresh.slice(0, 3).map((one) => `${one.what}, ${one.text}`).join("; ")}`);
   known = keys;
+}
+
+// Something was done with the token, or time has passed.
+function tokenChanged() {
+  const { token } = app;
+  if (token?.over) forget(`The token is of no more use: ${token.over}`);
+  else if (token?.secondsLeft === 0) forget("The token has expired.");
+  made.get("act")?.update();
+  update();
+}
+
+function forget(why) {
+  if (!app.token) return;
+  app.token = null;
+  app.tokenTold(why);
+  tokenChanged();
 }
 
 // A part of the address, which anybody may have written.
@@ -99,7 +118,7 @@ function seen(overview) {
   say(byId("host"), `on ${overview.host}`);
   say(state, `${overview.version}, up ${age(overview.at_ns / 1e9)}`);
   state.classList.remove("bad");
-  update();
+  tokenChanged();
 }
 
 function gone(error) {
@@ -139,6 +158,8 @@ const watched = [
 const stuck = new Watched("stuck", 15000, (document) => { if (document) app.model.stuck = document.stuck; }, () => { app.model.stuck = null; });
 
 addEventListener("hashchange", show);
+// A page that a browser keeps to go back to keeps no token.
+addEventListener("pagehide", () => forget("The token was forgotten when this page was left."));
 show();
 watched.forEach((one) => one.start());
 setInterval(askWhyTheyWait, 4000);

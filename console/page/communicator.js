@@ -51,6 +51,12 @@ export class Detail {
     this.waits = h("div", { "aria-live": "polite" });
     this.ask = h("button", { type: "button", onclick: () => this.whyStuck() }, "Why does it wait?");
     this.trace = h("button", { type: "button", onclick: () => this.record() }, "Trace one second");
+    const toAct = (act) => () => {
+      this.app.prefilled = { id: `${act}-communicator`, value: `${this.number}` };
+      location.hash = "#/act";
+    };
+    this.acts = [["reconfigure", "Change its strategy…"], ["unpin", "Release it…"]].map(([act, words]) =>
+      h("button", { type: "button", class: "acts", hidden: true, onclick: toAct(act) }, words));
     this.told = h("p", { role: "status" });
     this.ranks = new Table("Ranks on this host", [
       { name: "rank", value: (rank) => rank.rank, text: String, kind: "num" },
@@ -65,7 +71,7 @@ export class Detail {
     this.element.replaceChildren(
       h("div", { class: "top" }, this.title, h("button", { type: "button", onclick: () => this.close() }, "Close")),
       this.about,
-      h("div", { class: "tools" }, this.ask, this.trace),
+      h("div", { class: "tools" }, this.ask, this.trace, this.acts),
       this.told, this.waits, h("h3", {}, "Ranks"), this.ranks.element,
     );
     this.element.hidden = false;
@@ -105,6 +111,7 @@ export class Detail {
     const row = this.app.model.communicators.find((one) => one.key === this.number);
     say(this.title, `Communicator ${this.number}${row?.name ? ` (${row.name})` : ""}`);
     this.trace.disabled = this.ask.disabled = !row?.comm;
+    this.acts.forEach((button) => { button.hidden = !row?.comm || !this.app.token?.may("communicators"); });
     if (!row?.comm) {
       say(this.told, "It is not on this host any more.");
       return;

@@ -1,9 +1,12 @@
 // The policy: what is in force, how communicators stand to it, what another one would change, and what was done.
 
-import { get, post } from "/api.js";
+import { perform, resting } from "/act_view.js";
+import { ACTS } from "/acts.js";
+import { get } from "/api.js";
+import { compared } from "/diff.js";
 import { facts, h, say } from "/dom.js";
 import { Table, filterOf } from "/table.js";
-import { age, plural } from "/units.js";
+import { age } from "/units.js";
 
 const STATES = { as_decided: "as decided", pinned: "pinned by hand", ordered: "a change is ordered", undecided: "not decided yet" };
 
@@ -17,37 +20,6 @@ function went(state) {
   if (typeof state === "string") return state === "pending" ? "under way" : state;
   if (state.done_but != null) return `done, but ${state.done_but}`;
   return state.failed != null ? `not done: ${state.failed}` : JSON.stringify(state);
-}
-
-// A strategy, line by line, as mccsctl has it.
-function lines({ algorithm, transport, rings, flows }) {
-  const all = algorithm === "auto" ? [] : [`algorithm ${algorithm}`];
-  if (transport) all.push(`flows over ${transport}`);
-  rings.forEach((ring, channel) => {
-    all.push(`channel ${channel}: ring ${ring.join(" ")}`);
-    for (const flow of flows.filter((one) => one.channel === channel)) {
-      all.push(`  ${flow.from} -> ${flow.to}: ${flow.path}${flow.priority == null ? "" : `, priority ${flow.priority}`}`);
-    }
-  });
-  return all;
-}
-
-// Lines that stay, go and come.
-function marked(before, after) {
-  const [gone, come] = [new Set(before), new Set(after)];
-  const old = before.map((line) => [come.has(line) ? " " : "-", line]);
-  return old.concat(after.filter((line) => !gone.has(line)).map((line) => ["+", line]));
-}
-
-function difference(view) {
-  const title = `${view.changes ? "~" : " "} communicator ${view.name}, tenant ${view.tenant}`;
-  const after = view.after?.Ok ?? view.after?.ok;
-  const why = view.after?.Err ?? view.after?.err;
-  const text = [title];
-  if (why) text.push(`    left as it is: ${why}`);
-  if (after && view.changes_strategy) text.push(...marked(lines(view.before), lines(after)).map(([mark, line]) => `  ${mark} ${line}`));
-  else if (after && view.changes) text.push("    its rings and flows stay; caps, shares or windows change");
-  return text;
 }
 
 export function policyView(app) {
@@ -68,6 +40,7 @@ export function policyView(app) {
   const input = h("textarea", { id: "candidate", spellcheck: "false" });
   const changes = h("pre", { tabindex: 0, hidden: true, "aria-label": "What would change" });
   const told = h("p", { role: "status" });
+  const apply = h("button", { type: "button", class: "acts", hidden: true, onclick: act }, "Put in force…");
   const history = new Table("History", [
     { name: "number", value: (entry) => entry.number, text: String, kind: "num" },
     { name: "ago", value: (entry) => entry.age_ms / 1000, text: age, kind: "num" },
@@ -85,18 +58,16 @@ export function policyView(app) {
       h("details", {}, h("summary", {}, "Text of the policy"), text)),
     h("section", { "aria-labelledby": "standing" }, h("h2", { id: "standing" }, "Communicators"), filter.element, communicators.element),
     h("section", { "aria-labelledby": "compare" }, h("h2", { id: "compare" }, "What would another policy change?"),
-      h("p", {}, h("label", { for: "candidate" }, "A policy file's text. Nothing is put in force.")), input,
-      h("p", { class: "tools" }, h("button", { type: "button", onclick: compare }, "Compare")), told, changes),
+      h("p", {}, h("label", { for: "candidate" }, "A policy file's text. To compare it puts nothing in force.")), input,
+      h("p", { class: "tools" }, h("button", { type: "button", onclick: compare }, "Compare"), apply), told, changes),
     h("section", { "aria-labelledby": "past" }, h("h2", { id: "past" }, "What was done"), historyFilter.element, history.element));
 
   async function compare() {
     say(told, "Comparing…");
     changes.hidden = true;
     try {
-      const { controller: { diff } } = await post("policy/diff", input.value);
-      const many = diff.communicators.filter((view) => view.changes).length;
-      say(told, many ? `${plural(many, "communicator")} would change` : "Nothing would change.");
-      const all = diff.not_enforced.map((line) => `decided, not enforced: ${line}`).concat(diff.communicators.flatMap(difference));
+      const { told: many, lines: all } = await compared(input.value);
+      say(told, many);
       changes.replaceChildren(...all.flatMap((line) => {
         const mark = line.trimStart()[0];
         return [h("span", { class: mark === "+" ? "add" : mark === "-" ? "del" : null }, line), "\n"];
@@ -105,6 +76,12 @@ export function policyView(app) {
     } catch (error) {
       say(told, error.message);
     }
+  }
+
+  async function act() {
+    changes.hidden = true;
+    await resting(apply, () => perform(app, ACTS.find((kind) => kind.act === "policy_apply"), { text: input.value }, told));
+    lookAtHistory();
   }
 
   async function lookAtHistory() {
@@ -122,6 +99,7 @@ export function policyView(app) {
     shown: lookAtHistory,
     update(model) {
       const { policy } = model;
+      apply.hidden = !app.token?.may("policy");
       whole.hidden = !policy;
       why.hidden = Boolean(policy);
       say(why, app.noPolicy ?? "asking the controller…");

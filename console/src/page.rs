@@ -21,17 +21,22 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const ICON: &str = "image/svg+xml";
 
-static FILES: [(&str, File); 13] = files![
+static FILES: [(&str, File); 18] = files![
     "index.html" is HTML,
     "style.css" is CSS,
     "icon.svg" is ICON,
     "app.js" is SCRIPT,
+    "act_view.js" is SCRIPT,
+    "acts.js" is SCRIPT,
     "api.js" is SCRIPT,
     "communicator.js" is SCRIPT,
+    "confirm.js" is SCRIPT,
+    "diff.js" is SCRIPT,
     "dom.js" is SCRIPT,
     "model.js" is SCRIPT,
     "policy.js" is SCRIPT,
     "table.js" is SCRIPT,
+    "token.js" is SCRIPT,
     "troubles.js" is SCRIPT,
     "units.js" is SCRIPT,
     "views.js" is SCRIPT,

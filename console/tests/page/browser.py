@@ -24,11 +24,11 @@ KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "Pa
 class Browser:
     """A page of its own, and what it has said. Ends with `close`."""
 
-    def __init__(self, width=1280, height=800):
+    def __init__(self, width=1280, height=800, options=()):
         self.folder = tempfile.mkdtemp()
         # Chromium's own sandbox needs what containers lack; it loads nothing but the console.
         command = ["chromium-headless-shell", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
-                   f"--user-data-dir={self.folder}", "about:blank"]
+                   f"--user-data-dir={self.folder}", *options, "about:blank"]
         # Debian's program is a script, which has the browser as its child.
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         lines = iter(self.process.stderr.readline, "")
