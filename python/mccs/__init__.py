@@ -23,7 +23,7 @@ from operator import index as _index  # Not the module: `mccs.operator` takes it
 from typing import TYPE_CHECKING, Any
 
 from mccs import service
-from mccs._mccs import Communicator, Memory, Operation, Session, unique_id
+from mccs._mccs import Communicator, Group, Memory, Operation, Session, unique_id
 from mccs.errors import Error, Internal, InvalidArgument, InvalidUsage, Remote, System, Timeout
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Communicator",
     "Error",
+    "Group",
     "Internal",
     "InvalidArgument",
     "InvalidUsage",
@@ -44,6 +45,7 @@ __all__ = [
     "Timeout",
     "connect",
     "empty",
+    "group",
     "init",
     "session",
     "unique_id",
@@ -118,6 +120,20 @@ def _number(variable: str, default: int) -> int:
         return int(text) if text else default
     except ValueError:
         raise _wrong("join", f"{variable} is {text!r}, and has to be a number") from None
+
+
+def group() -> Group:
+    """Collects calls, and issues them together at the end of ``with``.
+
+    Sends and receives inside do not wait for each other. Calls return at once: ``None``, or an
+    :class:`Operation` with ``blocking=False``. Arrays are read and written from the end on. The end
+    issues everything, waits for all calls that block, and raises the first one's exception. Where
+    an exception leaves the ``with``, nothing is issued, and what runs already goes on.
+
+    Groups nest; the outermost one issues. A group belongs to the thread, and to the asyncio task,
+    that has entered it.
+    """
+    return Group()
 
 
 def wait_all(operations: Iterable[Operation], timeout: float | None = None) -> None:

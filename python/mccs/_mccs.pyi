@@ -1,7 +1,9 @@
 """The extension: see the package."""
 
 import os
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
 from typing import Any, Literal, Protocol, overload
 
 from mccs.errors import Error
@@ -22,6 +24,8 @@ class Session:
     """A session of this process with the service that listens on a socket."""
 
     def __init__(self, socket: str | os.PathLike[str]) -> None: ...
+    @property
+    def socket(self) -> pathlib.Path: ...
     @property
     def is_alive(self) -> bool: ...
     @property
@@ -48,6 +52,15 @@ class Operation:
     def done(self) -> bool: ...
     def when_done(self, callback: Callable[[], Any]) -> None: ...
     def exception(self) -> Error | None: ...
+    def __await__(self) -> Generator[Any, None, None]: ...
+
+class Group:
+    """Calls that are issued together, at the end of ``with``: see :func:`mccs.group`."""
+
+    def __enter__(self) -> Group: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
 class Communicator:
     """A rank's membership in a communicator. With ``blocking=False`` calls return at once."""

@@ -1,8 +1,17 @@
 //! Arguments of Python's that may be none of their type: the call says so, which knows its rank and name.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use pyo3::prelude::*;
+
+/// A time-out of Python's; none for an infinite one.
+pub(crate) fn duration(seconds: Option<f64>) -> Result<Option<Duration>, String> {
+    // What is no number stays none.
+    let convert = |seconds: f64| Duration::try_from_secs_f64(if seconds < 0.0 { 0.0 } else { seconds });
+    let finite = seconds.filter(|seconds| *seconds != f64::INFINITY).map(convert).transpose();
+    finite.map_err(|error| format!("timeout: {error}"))
+}
 
 /// An argument, or what is wrong with it.
 pub(crate) enum Argument<T> {

@@ -1,19 +1,21 @@
-//! Communicators as Python sees them: arguments to calls, waits with signals, errors to exceptions.
+//! Communicators as Python sees them: arguments to calls, errors to exceptions.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use mccs::{CollectiveKind, DataType, ErrorClass, RedOp, ReduceOperator, Scalar};
+use mccs::CollectiveKind;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::agreement;
-use crate::argument::Argument;
-use crate::array::{self, Array};
+use crate::argument::{Argument, duration};
+use crate::array;
+use crate::calls::{self, Buffers, What, operator};
+use crate::collected::{self, Collected};
 use crate::errors::{self, Caller};
-use crate::lane::{Lane, Waited};
+use crate::lane::Lane;
 use crate::operation::{Call, Kind, Operation};
+use crate::pending::PyOperation;
 use crate::process::OfProcess;
 use crate::session::{Session, parse_id};
 
@@ -31,22 +33,6 @@ pub(crate) struct PyCommunicator {
     caller: Caller,
 }
 
-/// A call that goes on. ``wait`` ends it.
-#[pyclass(frozen, module = "mccs", name = "Operation")]
-pub(crate) struct PyOperation {
-    lane: OfProcess<Arc<Lane>>,
-    operation: Arc<Operation>,
-    caller: Caller,
-}
-
-/// A time-out of Python's; none for an infinite one.
-fn duration(seconds: Option<f64>) -> Result<Option<Duration>, String> {
-    // What is no number stays none.
-    let convert = |seconds: f64| Duration::try_from_secs_f64(if seconds < 0.0 { 0.0 } else { seconds });
-    let finite = seconds.filter(|seconds| *seconds != f64::INFINITY).map(convert).transpose();
-    finite.map_err(|error| format!("timeout: {error}"))
-}
-
 impl PyCommunicator {
     pub(crate) fn lane(&self) -> PyResult<&Arc<Lane>> {
         self.lane.get()
@@ -56,194 +42,40 @@ impl PyCommunicator {
     pub(crate) fn place(&self) -> (u32, u32) {
         (self.caller.rank, self.caller.nranks)
     }
-
-    /// The rank of an argument.
-    fn peer(&self, py: Python<'_>, call: &str, name: &str, rank: Argument<u32>) -> PyResult<u32> {
-        rank.get(name).map_err(|message| self.caller.argument(py, call, &message))
-    }
-
-    fn operator(
-        &self,
-        py: Python<'_>,
-        call: &str,
-        name: Argument<String>,
-        factor: Option<Argument<f64>>,
-    ) -> PyResult<ReduceOperator> {
-        let refused = |message: &str| Err(self.caller.argument(py, call, message));
-        let (name, factor) = match (name.get("op"), factor.map(|factor| factor.get("factor")).transpose()) {
-            (Ok(name), Ok(factor)) => (name, factor),
-            (Err(message), _) | (_, Err(message)) => return refused(&message),
-        };
-        let op = match name.as_str() {
-            "sum" => RedOp::Sum,
-            "prod" => RedOp::Prod,
-            "min" => RedOp::Min,
-            "max" => RedOp::Max,
-            "avg" => RedOp::Avg,
-            other => return refused(&format!("unknown operator {other:?}; known: sum, prod, min, max, avg")),
-        };
-        match factor {
-            None => Ok(op.into()),
-            Some(factor) if op == RedOp::Sum => Ok(ReduceOperator::PreMulSum(Scalar::Float(factor))),
-            Some(_) => refused(&format!("a factor goes with the operator sum, not with {name}")),
-        }
-    }
-}
-
-/// Buffers of a call: which of them the rank has, and into how many parts each is divided.
-struct Buffers<'a, 'py> {
-    send: Option<&'a Bound<'py, PyAny>>,
-    send_parts: usize,
-    recv: Option<&'a Bound<'py, PyAny>>,
-    recv_parts: usize,
-}
-
-/// What a call is, besides its buffers.
-#[derive(Clone, Copy)]
-struct What {
-    kind: Kind,
-    op: ReduceOperator,
-    root: u32,
-}
-
-impl What {
-    fn moving(kind: Kind, root: u32) -> Self {
-        What { kind, op: RedOp::Sum.into(), root }
-    }
-}
-
-impl PyOperation {
-    /// Waits until it has ended.
-    fn finish(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
-        let lane = self.lane.get()?;
-        let mut signal = None;
-        let waited = py.detach(|| {
-            lane.wait(&self.operation, timeout, || {
-                signal = Python::attach(|py| py.check_signals()).err();
-                signal.is_none()
-            })
-        });
-        let call = self.operation.call.kind.name();
-        match waited {
-            Waited::Ended(Ok(())) => Ok(()),
-            Waited::Ended(Err(error)) => Err(self.caller.of(py, call, &error)),
-            Waited::TimedOut => {
-                let seconds = timeout.unwrap_or_default().as_secs_f64();
-                let message = format!("Timed out after {seconds} s: another rank may not have made the call");
-                Err(self.caller.error(py, call, ErrorClass::Timeout, &message))
-            }
-            Waited::Interrupted => {
-                Err(signal.unwrap_or_else(|| errors::new(ErrorClass::Internal, "interrupted".into())))
-            }
-        }
-    }
-}
-
-#[pymethods]
-impl PyOperation {
-    /// Waits until it has ended; its arrays are the caller's again. After ``timeout`` seconds it raises ``Timeout``, and goes on.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<Argument<f64>>) -> PyResult<()> {
-        let timeout = timeout.map(|timeout| timeout.get("timeout")).transpose().and_then(duration);
-        let refused = |message: String| self.caller.argument(py, self.operation.call.kind.name(), &message);
-        self.finish(py, timeout.map_err(refused)?)
-    }
-
-    /// Whether it has ended.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let lane = self.lane.get()?;
-        Ok(py.detach(|| lane.poll(&self.operation)))
-    }
-
-    /// Has a function called, without arguments, when it has ended: at once if it has, otherwise from a thread of the package's.
-    fn when_done(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
-        if !self.operation.call_when_done(callback.clone_ref(py)) {
-            return callback.call0(py).map(drop);
-        }
-        let lane = self.lane.get()?;
-        let later = py.detach(|| lane.finish_later(&self.operation));
-        later.map_err(|error| self.caller.of(py, self.operation.call.kind.name(), &error))
-    }
-
-    /// The exception that it has ended with. ``None`` while it goes on, and where it went well.
-    fn exception(&self, py: Python<'_>) -> Option<PyErr> {
-        let error = self.operation.outcome()?.err()?;
-        Some(self.caller.of(py, self.operation.call.kind.name(), &error))
-    }
 }
 
 impl PyCommunicator {
-    fn new_operation(&self, py: Python<'_>, call: Call, owners: Vec<Py<PyAny>>) -> PyResult<PyOperation> {
+    /// Makes a call, or keeps it for the end of the caller's group, which waits for its end if it blocks.
+    fn new_operation(
+        &self,
+        py: Python<'_>,
+        call: Call,
+        owners: Vec<Py<PyAny>>,
+        is_blocking: bool,
+    ) -> PyResult<PyOperation> {
         let lane = self.lane.get()?;
+        call.check(self.caller).map_err(|message| self.caller.argument(py, call.kind.name(), &message))?;
         let name = call.kind.name();
-        if call.root >= self.caller.nranks {
-            let message = format!("there is no rank {} among {}", call.root, self.caller.nranks);
-            return Err(self.caller.argument(py, name, &message));
-        }
-        if call.overlaps_itself(self.caller.rank) {
-            let message = "what is received overlaps what is sent; they must be apart, or exactly in place";
-            return Err(self.caller.argument(py, name, message));
-        }
         let operation = Arc::new(Operation::new(call, owners));
-        py.detach(|| lane.submit(&operation)).map_err(|error| self.caller.of(py, name, &error))?;
-        Ok(PyOperation { lane: OfProcess::new(Arc::clone(lane)), operation, caller: self.caller })
+        if collected::is_open(py)? {
+            let (lane, operation) = (OfProcess::new(Arc::clone(lane)), Arc::clone(&operation));
+            collected::keep(py, Collected { lane, operation, caller: self.caller, is_blocking })?;
+        } else {
+            py.detach(|| lane.submit(&operation)).map_err(|error| self.caller.of(py, name, &error))?;
+        }
+        Ok(PyOperation::new(lane, operation, self.caller))
     }
 
     /// Makes a call on arrays.
     fn call(&self, py: Python<'_>, what: What, buffers: &Buffers<'_, '_>, blocking: bool) -> Answer {
-        let name = what.kind.name();
-        let refused = |error: PyErr| self.caller.argument(py, name, &error.value(py).to_string());
-        let send = buffers.send.map(|array| array::of(array, false)).transpose().map_err(refused)?;
-        let recv = buffers.recv.map(|array| array::of(array, true)).transpose().map_err(refused)?;
-        let argument = |message: &str| self.caller.argument(py, name, message);
-        let element = send.as_ref().or(recv.as_ref()).map(|array| array.element);
-        if let (Some(send), Some(recv)) = (&send, &recv)
-            && send.element != recv.element
-        {
-            return Err(argument("what is sent and what is received have different types"));
+        let (call, owners) = what.on(py, self.caller, buffers, &mut array::of)?;
+        let operation = self.new_operation(py, call, owners, blocking)?;
+        match blocking {
+            false => Ok(Some(operation)),
+            // Its group waits.
+            true if operation.is_kept() => Ok(None),
+            true => operation.finish(py, None).map(|()| None),
         }
-        let reduces = matches!(what.kind, Kind::Collective(kind) if kind.reduces());
-        let data_type = match element {
-            Some(element) if reduces => element.data_type.ok_or_else(|| {
-                argument("elements of this type cannot be combined; int8, int32, int64, their unsigned kinds, and float16, bfloat16, float32 and float64 can")
-            })?,
-            Some(element) => element.data_type.unwrap_or(DataType::U8),
-            None => DataType::U8,
-        };
-        let size = data_type.size_bytes();
-        let part_bytes = |array: &Array, parts: usize, what: &str| {
-            let bytes = array.bytes / parts;
-            if bytes * parts != array.bytes || !bytes.is_multiple_of(element.map_or(1, |element| element.bytes)) {
-                let elements = array.bytes / element.map_or(1, |element| element.bytes).max(1);
-                return Err(argument(&format!("{elements} elements to {what} are no {parts} equal parts")));
-            }
-            Ok(bytes)
-        };
-        let sent = send.as_ref().map(|array| part_bytes(array, buffers.send_parts, "send")).transpose()?;
-        let received = recv.as_ref().map(|array| part_bytes(array, buffers.recv_parts, "receive")).transpose()?;
-        if let (Some(sent), Some(received)) = (sent, received)
-            && sent != received
-        {
-            let message = format!("a part that is sent has {sent} bytes, and one that is received has {received}");
-            return Err(argument(&message));
-        }
-        let bytes = sent.or(received).unwrap_or(0);
-        let parts = |array: &Option<Array>, parts: usize| {
-            let address = |array: &Array| (0..parts).map(|part| array.address + part * bytes).collect();
-            array.as_ref().map_or_else(Vec::new, address)
-        };
-        let call = Call {
-            kind: what.kind,
-            data_type,
-            op: what.op,
-            root: what.root,
-            count: (bytes / size) as u64,
-            send: parts(&send, buffers.send_parts),
-            recv: parts(&recv, buffers.recv_parts),
-        };
-        let owners = [send, recv].into_iter().flatten().map(|array| array.owner).collect();
-        let operation = self.new_operation(py, call, owners)?;
-        if blocking { operation.finish(py, None).map(|()| None) } else { Ok(Some(operation)) }
     }
 
     fn is_rank(&self, root: u32) -> bool {
@@ -324,7 +156,7 @@ impl PyCommunicator {
     ) -> Answer {
         let what = What {
             kind: Kind::Collective(CollectiveKind::AllReduce),
-            op: self.operator(py, "all_reduce", op, factor)?,
+            op: operator(py, self.caller, "all_reduce", op, factor)?,
             root: 0,
         };
         let buffers = Buffers { send: Some(send), send_parts: 1, recv: Some(recv.unwrap_or(send)), recv_parts: 1 };
@@ -347,9 +179,12 @@ impl PyCommunicator {
         factor: Option<Argument<f64>>,
         blocking: bool,
     ) -> Answer {
-        let root = self.peer(py, "reduce", "root", root)?;
-        let what =
-            What { kind: Kind::Collective(CollectiveKind::Reduce), op: self.operator(py, "reduce", op, factor)?, root };
+        let root = calls::peer(py, self.caller, "reduce", "root", root)?;
+        let what = What {
+            kind: Kind::Collective(CollectiveKind::Reduce),
+            op: operator(py, self.caller, "reduce", op, factor)?,
+            root,
+        };
         let recv = self.is_rank(root).then(|| recv.unwrap_or(send));
         self.call(py, what, &Buffers { send: Some(send), send_parts: 1, recv, recv_parts: 1 }, blocking)
     }
@@ -370,7 +205,7 @@ impl PyCommunicator {
     ) -> Answer {
         let what = What {
             kind: Kind::Collective(CollectiveKind::ReduceScatter),
-            op: self.operator(py, "reduce_scatter", op, factor)?,
+            op: operator(py, self.caller, "reduce_scatter", op, factor)?,
             root: 0,
         };
         let buffers = Buffers { send: Some(send), send_parts: self.parts(), recv: Some(recv), recv_parts: 1 };
@@ -390,7 +225,7 @@ impl PyCommunicator {
         text_signature = "($self, array, root=0, *, blocking=True)"
     )]
     fn broadcast(&self, py: Python<'_>, array: &Bound<'_, PyAny>, root: Argument<u32>, blocking: bool) -> Answer {
-        let root = self.peer(py, "broadcast", "root", root)?;
+        let root = calls::peer(py, self.caller, "broadcast", "root", root)?;
         let send = self.is_rank(root).then_some(array);
         let buffers = Buffers { send, send_parts: 1, recv: Some(array), recv_parts: 1 };
         self.call(py, What::moving(Kind::Collective(CollectiveKind::Broadcast), root), &buffers, blocking)
@@ -417,7 +252,7 @@ impl PyCommunicator {
         root: Argument<u32>,
         blocking: bool,
     ) -> Answer {
-        let root = self.peer(py, "gather", "root", root)?;
+        let root = calls::peer(py, self.caller, "gather", "root", root)?;
         let recv = recv.filter(|_| self.is_rank(root));
         if recv.is_none() && self.is_rank(root) {
             return Err(self.caller.argument(py, "gather", "the root needs an array to receive in"));
@@ -439,7 +274,7 @@ impl PyCommunicator {
         root: Argument<u32>,
         blocking: bool,
     ) -> Answer {
-        let root = self.peer(py, "scatter", "root", root)?;
+        let root = calls::peer(py, self.caller, "scatter", "root", root)?;
         let send = send.filter(|_| self.is_rank(root));
         if send.is_none() && self.is_rank(root) {
             return Err(self.caller.argument(py, "scatter", "the root needs an array to send"));
@@ -459,7 +294,7 @@ impl PyCommunicator {
     #[pyo3(signature = (array, peer, *, blocking=true))]
     fn send(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: Argument<u32>, blocking: bool) -> Answer {
         let buffers = Buffers { send: Some(array), send_parts: 1, recv: None, recv_parts: 1 };
-        let peer = self.peer(py, "send", "peer", peer)?;
+        let peer = calls::peer(py, self.caller, "send", "peer", peer)?;
         self.call(py, What::moving(Kind::Send, peer), &buffers, blocking)
     }
 
@@ -467,7 +302,7 @@ impl PyCommunicator {
     #[pyo3(signature = (array, peer, *, blocking=true))]
     fn recv(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: Argument<u32>, blocking: bool) -> Answer {
         let buffers = Buffers { send: None, send_parts: 1, recv: Some(array), recv_parts: 1 };
-        let peer = self.peer(py, "recv", "peer", peer)?;
+        let peer = calls::peer(py, self.caller, "recv", "peer", peer)?;
         self.call(py, What::moving(Kind::Recv, peer), &buffers, blocking)
     }
 
@@ -500,8 +335,8 @@ impl PyCommunicator {
         let call = Call {
             kind,
             data_type: data_type.parse().map_err(unknown)?,
-            op: self.operator(py, call, op, factor)?,
-            root: self.peer(py, call, "root", root)?,
+            op: operator(py, self.caller, call, op, factor)?,
+            root: calls::peer(py, self.caller, call, "root", root)?,
             count,
             send,
             recv,
@@ -509,16 +344,22 @@ impl PyCommunicator {
         if call.data_type == agreement::DATA_TYPE {
             return Err(self.caller.argument(py, call.kind.name(), "elements of this type are moved as uint8"));
         }
-        self.new_operation(py, call, vec![owner])
+        self.new_operation(py, call, vec![owner], false)
     }
 
-    /// How operations went: ``in_place``, ``copied`` and ``copied_bytes``.
+    /// Operations of this rank that used its arrays ``in_place`` and that ``copied`` them, and the bytes of both: ``in_place_bytes``,
+    /// ``copied_bytes``.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = &self.lane.get()?.counters;
         let row = PyDict::new(py);
-        row.set_item("in_place", counters.in_place.load(Ordering::Relaxed))?;
-        row.set_item("copied", counters.copied.load(Ordering::Relaxed))?;
-        row.set_item("copied_bytes", counters.copied_bytes.load(Ordering::Relaxed))?;
+        for (name, counter) in [
+            ("in_place", &counters.in_place),
+            ("in_place_bytes", &counters.in_place_bytes),
+            ("copied", &counters.copied),
+            ("copied_bytes", &counters.copied_bytes),
+        ] {
+            row.set_item(name, counter.load(Ordering::Relaxed))?;
+        }
         Ok(row)
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mccs::{Client, Communicator, Error, Stream};
+use mccs::{Client, Communicator, Error, Group, Stream};
 
 use crate::agreement;
 use crate::operation::{Call, Kind, Operation};
@@ -63,6 +63,33 @@ impl Lane {
         &self.client
     }
 
+    /// Why a communicator that is closed takes no calls.
+    pub(crate) fn closed() -> Error {
+        Error::InvalidArgument("the communicator is closed".into())
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        locked(&self.queue).is_closed
+    }
+
+    /// Begins sends and receives together, of any communicators: all, or none.
+    pub(crate) fn issue_together(messages: &[(&Arc<Self>, &Arc<Operation>)]) -> Result<(), Error> {
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let group = Group::begin();
+        let collect = |(lane, operation): &(&Arc<Self>, &Arc<Operation>)| {
+            lane.slots().start_p2p(&lane.comm, operation, &lane.counters, true)
+        };
+        let collected = messages.iter().try_for_each(collect);
+        // Dropped where one of them was refused.
+        let issued = collected.and_then(|()| group.end());
+        for (lane, operation) in messages {
+            lane.slots().group_has_ended(operation, issued.is_ok());
+        }
+        issued
+    }
+
     fn slots(&self) -> MutexGuard<'_, Slots> {
         locked(&self.slots)
     }
@@ -85,11 +112,11 @@ impl Lane {
     fn begin(self: &Arc<Self>, operation: &Arc<Operation>) -> Result<(), Error> {
         let mut queue = locked(&self.queue);
         if queue.is_closed {
-            return Err(Error::InvalidArgument("the communicator is closed".into()));
+            return Err(Self::closed());
         }
         if matches!(operation.call.kind, Kind::Send | Kind::Recv) {
             drop(queue);
-            return self.slots().start_p2p(&self.comm, operation, &self.counters);
+            return self.slots().start_p2p(&self.comm, operation, &self.counters, false);
         }
         for is_first in [true, false] {
             if !(queue.tasks.is_empty() && !queue.is_busy && self.is_short(operation)) {

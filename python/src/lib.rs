@@ -7,11 +7,15 @@
 mod agreement;
 mod argument;
 mod array;
+mod calls;
+mod collected;
 mod communicator;
 mod errors;
+mod group;
 mod lane;
 mod mpi;
 mod operation;
+mod pending;
 mod process;
 mod session;
 mod slots;
@@ -24,7 +28,8 @@ fn _mccs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<session::Memory>()?;
     module.add_class::<communicator::PyCommunicator>()?;
-    module.add_class::<communicator::PyOperation>()?;
+    module.add_class::<pending::PyOperation>()?;
+    module.add_class::<group::PyGroup>()?;
     module.add_function(wrap_pyfunction!(session::unique_id, module)?)?;
     module.add_function(wrap_pyfunction!(mpi::mpi_serve, module)?)?;
     Ok(())

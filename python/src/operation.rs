@@ -6,6 +6,8 @@ use std::time::Duration;
 use mccs::{CollectiveKind, DataType, Error, ReduceOperator};
 use pyo3::prelude::*;
 
+use crate::errors::Caller;
+
 /// What an operation does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -55,8 +57,22 @@ impl Call {
         self.count as usize * self.data_type.size_bytes()
     }
 
+    /// Whether the caller can make it.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check(&self, caller: Caller) -> Result<(), String> {
+        if self.root >= caller.nranks {
+            return Err(format!("there is no rank {} among {}", self.root, caller.nranks));
+        }
+        if self.overlaps_itself(caller.rank) {
+            return Err("what is received overlaps what is sent; they must be apart, or exactly in place".into());
+        }
+        Ok(())
+    }
+
     /// Whether what is received would be written over what is still to be sent: where both overlap, and not as a collective in place has it.
-    pub(crate) fn overlaps_itself(&self, rank: u32) -> bool {
+    fn overlaps_itself(&self, rank: u32) -> bool {
         use CollectiveKind as K;
         let (bytes, rank) = (self.part_bytes(), rank as usize);
         let has_place = |sent: usize, received: usize| match self.kind {
@@ -82,6 +98,15 @@ impl Call {
     }
 }
 
+/// How far an operation has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// A group keeps it.
+    Kept,
+    UnderWay,
+    Ended,
+}
+
 /// A call that was made.
 pub(crate) struct Operation {
     pub(crate) call: Call,
@@ -91,6 +116,8 @@ pub(crate) struct Operation {
 
 struct State {
     outcome: Option<Result<(), Error>>,
+    /// It is kept for the end of a group.
+    is_kept: bool,
     /// What the caller's memory belongs to.
     owners: Vec<Py<PyAny>>,
     callbacks: Vec<Py<PyAny>>,
@@ -98,8 +125,27 @@ struct State {
 
 impl Operation {
     pub(crate) fn new(call: Call, owners: Vec<Py<PyAny>>) -> Self {
-        let state = State { outcome: None, owners, callbacks: Vec::new() };
+        let state = State { outcome: None, is_kept: false, owners, callbacks: Vec::new() };
         Operation { call, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// A group keeps it until the group's end.
+    pub(crate) fn keep(&self) {
+        self.state().is_kept = true;
+    }
+
+    /// Its group has issued it. Whether anybody wants to be told of its end.
+    pub(crate) fn release(&self) -> bool {
+        let mut state = self.state();
+        state.is_kept = false;
+        // Waits of other threads look where it is now.
+        self.changed.notify_all();
+        state.outcome.is_none() && !state.callbacks.is_empty()
+    }
+
+    /// Whether a group keeps it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.state().is_kept
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -122,20 +168,21 @@ impl Operation {
         }
     }
 
-    /// Has a function called when the operation has ended; it gets none. `false` where it has ended before.
-    pub(crate) fn call_when_done(&self, callback: Py<PyAny>) -> bool {
+    /// Has a function called when the operation has ended; it gets no arguments. Not where it has ended before.
+    pub(crate) fn call_when_done(&self, callback: Py<PyAny>) -> Phase {
         let mut state = self.state();
-        let is_to_come = state.outcome.is_none();
-        if is_to_come {
-            state.callbacks.push(callback);
+        if state.outcome.is_some() {
+            return Phase::Ended;
         }
-        is_to_come
+        state.callbacks.push(callback);
+        if state.is_kept { Phase::Kept } else { Phase::UnderWay }
     }
 
     /// Ends it: the caller's memory is the caller's again.
     pub(crate) fn end(&self, outcome: Result<(), Error>) {
         let mut state = self.state();
         state.outcome = Some(outcome);
+        state.is_kept = false;
         let (owners, callbacks) = (std::mem::take(&mut state.owners), std::mem::take(&mut state.callbacks));
         drop(state);
         self.changed.notify_all();

@@ -51,6 +51,12 @@ impl<T> OfProcess<T> {
     }
 }
 
+impl<T: Clone> Clone for OfProcess<T> {
+    fn clone(&self) -> Self {
+        OfProcess { forks: self.forks, value: self.value.clone() }
+    }
+}
+
 impl<T> Drop for OfProcess<T> {
     fn drop(&mut self) {
         if self.forks == forks() {

@@ -25,6 +25,7 @@ pub(crate) fn parse_id(text: &str) -> PyResult<UniqueId> {
 #[pyclass(frozen, module = "mccs")]
 pub(crate) struct Session {
     client: OfProcess<Client>,
+    socket: std::path::PathBuf,
 }
 
 impl Session {
@@ -37,8 +38,14 @@ impl Session {
 impl Session {
     #[new]
     fn new(py: Python<'_>, socket: std::path::PathBuf) -> PyResult<Self> {
-        let client = py.detach(|| Client::connect(socket)).map_err(|error| errors::of(&error))?;
-        Ok(Session { client: OfProcess::new(client) })
+        let client = py.detach(|| Client::connect(&socket)).map_err(|error| errors::of(&error))?;
+        Ok(Session { client: OfProcess::new(client), socket })
+    }
+
+    /// Path of the service's socket, as ``MCCS_SOCKET`` names it to other programs.
+    #[getter]
+    fn socket(&self) -> &std::path::Path {
+        &self.socket
     }
 
     /// Whether the service still serves this session.

@@ -14,6 +14,8 @@ use crate::operation::{Call, Kind, Operation};
 pub(crate) const SLOT_BYTES: usize = 1 << 20;
 /// Slots of collectives: pieces under way at once.
 pub(crate) const SLOTS: usize = 3;
+/// Bytes of a slot of sends and receives, at least.
+const P2P_SLOT_BYTES: usize = 64 << 10;
 /// A slot of sends and receives is kept for the next if it is not longer.
 const KEPT_BYTES: usize = 64 << 20;
 /// Pieces start at cache lines.
@@ -23,6 +25,7 @@ const ALIGNMENT: usize = 64;
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) in_place: AtomicU64,
+    pub(crate) in_place_bytes: AtomicU64,
     pub(crate) copied: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
 }
@@ -40,6 +43,8 @@ struct Held {
     copy_out: Vec<(usize, usize, usize)>,
     /// Whether the operation ends with it.
     is_whole: bool,
+    /// Its command is in a group that has not ended yet: its stream has nothing to wait for.
+    is_in_group: bool,
 }
 
 struct Slot {
@@ -173,7 +178,7 @@ impl Slots {
     /// What a slot does, and the stream that it does it on.
     pub(crate) fn work(&self, index: usize) -> Option<(Place, Stream)> {
         let slot = self.slots.get(index)?;
-        let held = slot.held.as_ref()?;
+        let held = slot.held.as_ref().filter(|held| !held.is_in_group)?;
         Some((Place { index, number: held.number }, slot.stream.clone()))
     }
 
@@ -188,7 +193,8 @@ impl Slots {
     fn hold(&mut self, index: usize, operation: &Arc<Operation>, copy_out: Vec<(usize, usize, usize)>, is_whole: bool) {
         self.last_number += 1;
         let operation = Arc::clone(operation);
-        self.slots[index].held = Some(Held { operation, number: self.last_number, copy_out, is_whole });
+        let number = self.last_number;
+        self.slots[index].held = Some(Held { operation, number, copy_out, is_whole, is_in_group: false });
     }
 
     /// Begins all of an operation in the caller's own memory.
@@ -201,7 +207,9 @@ impl Slots {
         counters: &Counters,
     ) -> Result<(), Error> {
         enqueue(comm, &operation.call, spans, operation.call.count, &self.slots[index].stream)?;
+        let call = &operation.call;
         add(&counters.in_place, 1);
+        add(&counters.in_place_bytes, (call.part_bytes() * (call.send.len() + call.recv.len())) as u64);
         self.hold(index, operation, Vec::new(), true);
         Ok(())
     }
@@ -222,7 +230,8 @@ impl Slots {
         let parts_sent = call.kind.staged_parts(u64::from(comm.nranks())).0 as usize;
         let recv_offset = (parts_sent * bytes).next_multiple_of(ALIGNMENT);
         let needed = recv_offset + bytes * call.recv.len().max(1);
-        let memory = self.memory(index, needed.max(SLOT_BYTES))?;
+        let least = if index < SLOTS { SLOT_BYTES } else { P2P_SLOT_BYTES };
+        let memory = self.memory(index, needed.max(least))?;
         for (part, from) in call.send.iter().enumerate() {
             // SAFETY: `Operation::owners` keep the caller's memory, and the slot's memory has room for all parts; nothing uses it.
             unsafe { copy(from + skipped, memory + part * bytes, bytes) };
@@ -241,19 +250,39 @@ impl Slots {
         Ok(())
     }
 
-    /// Begins a send or a receive.
+    /// Begins a send or a receive; in a group that the calling thread has open, at the group's end.
     pub(crate) fn start_p2p(
         &mut self,
         comm: &Communicator,
         operation: &Arc<Operation>,
         counters: &Counters,
+        is_in_group: bool,
     ) -> Result<(), Error> {
-        if let Some(spans) = spans_of(&operation.call, &self.client) {
+        let index = if let Some(spans) = spans_of(&operation.call, &self.client) {
             let index = self.free_for_p2p(0)?;
-            return self.start_in_place(index, comm, operation, spans, counters);
+            self.start_in_place(index, comm, operation, spans, counters)?;
+            index
+        } else {
+            let index = self.free_for_p2p(operation.call.part_bytes())?;
+            self.start_piece(index, comm, operation, 0..operation.call.count, counters)?;
+            index
+        };
+        if let Some(held) = &mut self.slots[index].held {
+            held.is_in_group = is_in_group;
         }
-        let index = self.free_for_p2p(operation.call.part_bytes())?;
-        self.start_piece(index, comm, operation, 0..operation.call.count, counters)
+        Ok(())
+    }
+
+    /// The group that has a message's command has ended: it is under way, or nothing has come of it.
+    pub(crate) fn group_has_ended(&mut self, operation: &Arc<Operation>, is_under_way: bool) {
+        let of_group = |held: &&mut Held| held.is_in_group && Arc::ptr_eq(&held.operation, operation);
+        for slot in &mut self.slots {
+            match slot.held.as_mut().filter(of_group) {
+                Some(held) if is_under_way => held.is_in_group = false,
+                Some(_) => slot.held = None,
+                None => {}
+            }
+        }
     }
 
     /// Begins to ask all ranks whether they call the same, and say yes.

@@ -35,7 +35,7 @@ def execute(rank: int, nranks: int, unique_id: str, port: int) -> None:
                 continue
             if "torch" not in block or "torch" in sys.modules:
                 exec(compile(block, "docs/PYTHON.md", "exec"), names)
-    assert (names["array"] == sum(range(nranks)) * nranks).all()
+    assert (names["array"] == sum(range(nranks)) * nranks**2).all()
 
 
 def test_code_of_the_page_runs(socket, monkeypatch) -> None:
