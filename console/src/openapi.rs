@@ -176,6 +176,15 @@ pub fn description() -> &'static str {
     &TEXT
 }
 
+/// The body of every answer that is an error.
+fn error_schema() -> Value {
+    json!({ "type": "object", "required": ["error"], "properties": { "error": {
+        "type": "object", "required": ["code", "message"], "properties": {
+            "code": { "type": "string", "description": "For programs." },
+            "message": { "type": "string", "description": "For people." },
+            "since": { "type": "number", "description": "Since when the service cannot be asked, where it cannot." } } } } })
+}
+
 fn whole() -> Value {
     let tag = json!({ "name": "If-None-Match", "in": "header", "required": false, "schema": { "type": "string" },
         "description": "The ETag of what the caller has." });
@@ -205,12 +214,7 @@ fn whole() -> Value {
         json!([acts, tag]),
     );
     add("policy/diff".to_owned(), "policy diff", "What a policy would change", json!([]));
-    let error = json!({ "type": "object", "required": ["error"], "properties": { "error": {
-        "type": "object", "required": ["code", "message"], "properties": {
-            "code": { "type": "string", "description": "For programs." },
-            "message": { "type": "string", "description": "For people." },
-            "since": { "type": "number", "description": "Since when the service cannot be asked, where it cannot." } } } } });
-    schemas.insert("Error".into(), error);
+    schemas.insert("Error".into(), error_schema());
     // What is compared is sent; nothing of it is put in force.
     if let Some(diff) = paths.get_mut(&format!("{API}/policy/diff")).and_then(Value::as_object_mut)
         && let Some(mut operation) = diff.remove("get")

@@ -8,6 +8,7 @@ pub mod contention;
 pub mod device_initiated;
 #[cfg(not(loom))]
 pub mod handshake;
+pub mod hex;
 pub mod large;
 pub mod layout;
 pub mod loan;

@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hex;
+
 /// A text that is no id, or no name of a type or operator. The message says what would be one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -282,13 +284,6 @@ impl std::str::FromStr for UniqueId {
     /// Reads 32 hexadecimal digits.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let wrong = || ParseError(format!("a unique id is 32 hexadecimal digits, not {text:?}"));
-        if text.len() != 32 || !text.is_ascii() {
-            return Err(wrong());
-        }
-        let mut bytes = [0; 16];
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).map_err(|_| wrong())?;
-        }
-        Ok(UniqueId(bytes))
+        hex::decode(&text.to_ascii_lowercase()).map(UniqueId).ok_or_else(wrong)
     }
 }

@@ -118,14 +118,19 @@ fn main() -> anyhow::Result<()> {
             }
         }
     }
-    let mut table = format!("# {}, {} blocks; us: caller, stream, seen done\n", gpu.name, arguments.blocks);
-    for Line { what, times } in &lines {
+    report(&arguments, &gpu.name, &lines)
+}
+
+/// Prints medians, and writes all times where that is wanted.
+fn report(arguments: &Arguments, gpu: &str, lines: &[Line]) -> anyhow::Result<()> {
+    let mut table = format!("# {}, {} blocks; us: caller, stream, seen done\n", gpu, arguments.blocks);
+    for Line { what, times } in lines {
         let [call, on_stream, seen] = [&times.call_us, &times.stream_us, &times.seen_us].map(|of| median(of));
         let _ = writeln!(table, "{what:>42} {call:>7.2} {on_stream:>7.2} {seen:>7.2}");
     }
     print!("{table}");
     if let Some(path) = &arguments.json {
-        let results = serde_json::json!({ "gpu": gpu.name, "blocks": arguments.blocks, "lines": lines });
+        let results = serde_json::json!({ "gpu": gpu, "blocks": arguments.blocks, "lines": lines });
         std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
     }
     Ok(())

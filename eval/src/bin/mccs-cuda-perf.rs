@@ -325,6 +325,72 @@ fn measure_beside(arguments: &Arguments, own: &Rank, sms: u32) -> anyhow::Result
     Ok(())
 }
 
+/// Prints the settings, and the heads of columns.
+fn print_head(arguments: &Arguments, own: &Rank, results: &Results) {
+    println!(
+        "# {} ranks on {}; NCCL {:?}; float sum, {}; us and GB/s, median of {} rounds",
+        own.nranks(),
+        results.gpu,
+        results.nccl,
+        if arguments.in_place { "in place" } else { "out of place" },
+        arguments.rounds
+    );
+    println!(
+        "{:>15} {:>10} | {:>9} {:>9} {:>6} | {:>8} {:>8} {:>6} | {:>8} {:>8} | {:>6} {:>6}",
+        "operation", "bytes", "mccs us", "nccl us", "ratio", "busbw", "nccl", "ratio", "single", "nccl", "call", "nccl"
+    );
+}
+
+/// Times of each side's rounds in microseconds: in the stream, of a single call, and of the caller.
+type Times = [Vec<f64>; 3];
+
+/// Times a call on each side, the sides in turn.
+fn time_sides(arguments: &Arguments, own: &Rank, sides: &[Side], call: &Call) -> anyhow::Result<Vec<Times>> {
+    let mut times = vec![[const { Vec::new() }; 3]; sides.len()];
+    let estimate = own.time_back_to_back(sides[0], call, 5)?;
+    let fitting = Duration::from_millis(20).as_secs_f64() / estimate.as_secs_f64().max(1e-6);
+    let iterations = (fitting as u32).clamp(5, 200);
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
+    let captured = sides.iter().filter(|_| arguments.graph > 0).map(|side| {
+        // Both connect when they are first used.
+        own.time_back_to_back(*side, call, 1)?;
+        own.capture(*side, call, arguments.graph)
+    });
+    let mut captured = captured.collect::<anyhow::Result<Vec<_>>>()?;
+    for _ in 0..arguments.rounds {
+        for (times, graph) in times.iter_mut().zip(&mut captured) {
+            let launches = (iterations / arguments.graph).max(3);
+            times[0].push(us(own.time_launches(graph, launches)?) / f64::from(arguments.graph));
+        }
+        for (times, side) in times.iter_mut().zip(sides).filter(|_| arguments.graph == 0) {
+            times[0].push(us(own.time_back_to_back(*side, call, iterations)?));
+            let (single, alone) = own.time_single(*side, call, iterations.min(50))?;
+            times[1].push(us(single));
+            times[2].push(us(alone));
+        }
+    }
+    Ok(times)
+}
+
+/// Prints medians of a call, ours and NCCL's.
+fn print_line(kind: CollectiveKind, bytes: u64, times: &[Times], busbw: impl Fn(&Times) -> f64) {
+    let of = |side: usize, which: usize| times.get(side).map_or(f64::NAN, |times| median(&times[which]));
+    let bandwidth = |side: usize| times.get(side).map_or(f64::NAN, &busbw);
+    println!(
+        "{kind:>15} {bytes:>10} | {:>9.2} {:>9.2} {:>6.2} | {:>8.1} {:>8.1} {:>6.2} | {:>8.2} {:>8.2} | {:>6.2} {:>6.2}",
+        of(0, 0),
+        of(1, 0),
+        of(1, 0) / of(0, 0),
+        bandwidth(0),
+        bandwidth(1),
+        bandwidth(0) / bandwidth(1),
+        of(0, 1),
+        of(1, 1),
+        of(0, 2),
+        of(1, 2)
+    );
+}
+
 fn measure(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
     let kinds = list(&arguments.operation, CollectiveKind::ALL)?;
     let sides: &[Side] = if arguments.nccl.is_some() { &[Side::Mccs, Side::Nccl] } else { &[Side::Mccs] };
@@ -338,77 +404,19 @@ fn measure(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
         lines: Vec::new(),
     };
     if own.rank() == 0 {
-        println!(
-            "# {} ranks on {}; NCCL {:?}; float sum, {}; us and GB/s, median of {} rounds",
-            own.nranks(),
-            results.gpu,
-            results.nccl,
-            if arguments.in_place { "in place" } else { "out of place" },
-            arguments.rounds
-        );
-        println!(
-            "{:>15} {:>10} | {:>9} {:>9} {:>6} | {:>8} {:>8} {:>6} | {:>8} {:>8} | {:>6} {:>6}",
-            "operation",
-            "bytes",
-            "mccs us",
-            "nccl us",
-            "ratio",
-            "busbw",
-            "nccl",
-            "ratio",
-            "single",
-            "nccl",
-            "call",
-            "nccl"
-        );
+        print_head(arguments, own, &results);
     }
     for kind in kinds.into_iter().filter(|kind| *kind != CollectiveKind::Barrier) {
         let mut size = arguments.begin.0;
         while size <= arguments.end.0 {
             let mut call = call_of(kind, DataType::F32, RedOp::Sum, size, own.nranks(), 0);
             call.count = call.count.max(1);
-            let mut times = vec![[const { Vec::new() }; 3]; sides.len()];
-            let estimate = own.time_back_to_back(sides[0], &call, 5)?;
-            let fitting = Duration::from_millis(20).as_secs_f64() / estimate.as_secs_f64().max(1e-6);
-            let iterations = (fitting as u32).clamp(5, 200);
-            let us = |time: Duration| time.as_secs_f64() * 1e6;
-            let captured = sides.iter().filter(|_| arguments.graph > 0).map(|side| {
-                // Both connect when they are first used.
-                own.time_back_to_back(*side, &call, 1)?;
-                own.capture(*side, &call, arguments.graph)
-            });
-            let mut captured = captured.collect::<anyhow::Result<Vec<_>>>()?;
-            for _ in 0..arguments.rounds {
-                for (times, graph) in times.iter_mut().zip(&mut captured) {
-                    let launches = (iterations / arguments.graph).max(3);
-                    times[0].push(us(own.time_launches(graph, launches)?) / f64::from(arguments.graph));
-                }
-                for (times, side) in times.iter_mut().zip(sides).filter(|_| arguments.graph == 0) {
-                    times[0].push(us(own.time_back_to_back(*side, &call, iterations)?));
-                    let (single, alone) = own.time_single(*side, &call, iterations.min(50))?;
-                    times[1].push(us(single));
-                    times[2].push(us(alone));
-                }
-            }
+            let times = time_sides(arguments, own, sides, &call)?;
             let payload = call.count * call.dtype.size_bytes() as u64;
             let Traffic { payload_bytes: bytes, bus_bytes } = Traffic::new(kind, payload, u64::from(own.nranks()));
-            let busbw = |times: &[Vec<f64>; 3]| bus_bytes as f64 / 1e3 / median(&times[0]);
+            let busbw = |times: &Times| bus_bytes as f64 / 1e3 / median(&times[0]);
             if own.rank() == 0 {
-                let of = |side: usize, which: usize| times.get(side).map_or(f64::NAN, |times| median(&times[which]));
-                let bandwidth = |side: usize| times.get(side).map_or(f64::NAN, busbw);
-                println!(
-                    "{kind:>15} {bytes:>10} | {:>9.2} {:>9.2} {:>6.2} | {:>8.1} {:>8.1} {:>6.2} | {:>8.2} {:>8.2} | {:>6.2} {:>6.2}",
-                    of(0, 0),
-                    of(1, 0),
-                    of(1, 0) / of(0, 0),
-                    bandwidth(0),
-                    bandwidth(1),
-                    bandwidth(0) / bandwidth(1),
-                    of(0, 1),
-                    of(1, 1),
-                    of(0, 2),
-                    of(1, 2)
-                );
+                print_line(kind, bytes, &times, busbw);
             }
             for (times, side) in times.into_iter().zip(sides) {
                 let busbw_gbps = busbw(&times);

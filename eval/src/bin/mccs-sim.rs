@@ -16,7 +16,7 @@ use mccs_eval::simulator::{Scenario, report};
 use mccs_ipc::types::CollectiveKind;
 use mccs_policy::random::Random;
 use mccs_policy::topology::{Clos, HostId, Topology};
-use mccs_policy::{Job, Placed, PlacedRank, Profile, Rules, TenantTerms, View};
+use mccs_policy::{Job, Placed, PlacedRank, Policy, Profile, Rules, TenantTerms, View};
 use mccs_telemetry::bandwidth::Traffic;
 
 #[derive(Parser)]
@@ -154,12 +154,9 @@ fn provenance_line() -> String {
     format!("`{}`, commit {commit}{changed}.\n", from["command"].as_str().unwrap_or_default())
 }
 
-fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        hosts.is_multiple_of(1_000) && jobs > 0 && jobs <= hosts,
-        "hosts come in thousands, jobs have one at least"
-    );
-    let spec = Clos {
+/// A network of two tiers, with eight NICs a host.
+fn two_tiers(hosts: u32) -> Clos {
+    Clos {
         pods: hosts / 1_000,
         racks_per_pod: 50,
         hosts_per_rack: 20,
@@ -170,8 +167,11 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
         leaf_spine_bps: 1_600e9,
         spine_core_bps: 1_600e9,
         ..Clos::testbed(400e9)
-    };
-    let topology = Topology::clos(&spec)?;
+    }
+}
+
+/// Jobs of eight devices a host, on hosts at random.
+fn placed_at_random(jobs: u32, hosts: u32) -> Vec<Job> {
     let mut random = Random::new(1);
     let mut order: Vec<u32> = (0..hosts).collect();
     random.shuffle(&mut order);
@@ -192,7 +192,11 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
         }),
         pinned: None,
     };
-    let all: Vec<Job> = (0..).zip(order.chunks((hosts / jobs) as usize)).map(job).collect();
+    (0..).zip(order.chunks((hosts / jobs) as usize)).map(job).collect()
+}
+
+/// Ten tenants of three priorities, one of which has a spine of its own.
+fn rules_of_tenants() -> Rules {
     let tenant = |(number, priority): (u32, u32)| TenantTerms {
         priority,
         weight: Some(1.0),
@@ -201,6 +205,54 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
     let mut rules =
         Rules { tenants: (0..10).zip([2, 1, 0].into_iter().cycle()).map(tenant).collect(), ..Rules::default() };
     rules.tenants[0].spines = vec![0];
+    rules
+}
+
+/// Times decisions of a policy, and its way through the controller: a row of the table, and the data.
+fn time_policy(
+    policy: &dyn Policy,
+    view: &View<'_>,
+    planning: &mut Planning,
+) -> anyhow::Result<(String, serde_json::Value)> {
+    let mut runs_ms = [0.0; 3];
+    let mut flows: usize = 0;
+    for run_ms in &mut runs_ms {
+        let began_s = report::cpu_s();
+        flows = policy.decide(view).0.iter().map(|decision| decision.flows.len()).sum();
+        *run_ms = (report::cpu_s() - began_s) * 1e3;
+    }
+    let [best_ms, worst_ms] = [f64::min, f64::max].map(|pick| runs_ms.into_iter().reduce(pick).unwrap_or(0.0));
+    let mut runs = Vec::new();
+    for _ in 0..runs_ms.len() {
+        // From another policy, so that all is told and ordered anew.
+        planning.apply(if policy.name() == "ecmp" { "ffa" } else { "ecmp" })?;
+        runs.push(planning.apply(policy.name())?);
+    }
+    let ms =
+        |part: fn(&Took) -> f64, pick: fn(f64, f64) -> f64| 1e3 * runs.iter().map(part).reduce(pick).unwrap_or(0.0);
+    let best = |part: fn(&Took) -> f64| ms(part, f64::min);
+    let row = format!(
+        "| {} | {flows} | {best_ms:.0} | {worst_ms:.0} | {:.0} | {:.0} | {:.0} | {:.0} |\n",
+        policy.name(),
+        best(|took| took.plan_s),
+        best(|took| took.told_s),
+        ms(|took| took.told_s, f64::max),
+        best(|took| took.all_s)
+    );
+    let json = serde_json::json!({
+        "policy": policy.name(), "flows": flows, "runs_cpu_ms": runs_ms, "controller_runs": runs
+    });
+    Ok((row, json))
+}
+
+fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        hosts.is_multiple_of(1_000) && jobs > 0 && jobs <= hosts,
+        "hosts come in thousands, jobs have one at least"
+    );
+    let topology = Topology::clos(&two_tiers(hosts))?;
+    let all = placed_at_random(jobs, hosts);
+    let rules = rules_of_tenants();
     let view = View { topology: &topology, capacities: topology.rates(), jobs: &all, rules: &rules };
     let mut planning = Planning::new(jobs, hosts)?;
     let mut text = format!(
@@ -214,34 +266,9 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
     );
     let mut policies = Vec::new();
     for policy in mccs_policy::ALL {
-        let mut runs_ms = [0.0; 3];
-        let mut flows: usize = 0;
-        for run_ms in &mut runs_ms {
-            let began_s = report::cpu_s();
-            flows = policy.decide(&view).0.iter().map(|decision| decision.flows.len()).sum();
-            *run_ms = (report::cpu_s() - began_s) * 1e3;
-        }
-        let [best_ms, worst_ms] = [f64::min, f64::max].map(|pick| runs_ms.into_iter().reduce(pick).unwrap_or(0.0));
-        let mut runs = Vec::new();
-        for _ in 0..runs_ms.len() {
-            // From another policy, so that all is told and ordered anew.
-            planning.apply(if policy.name() == "ecmp" { "ffa" } else { "ecmp" })?;
-            runs.push(planning.apply(policy.name())?);
-        }
-        let ms =
-            |part: fn(&Took) -> f64, pick: fn(f64, f64) -> f64| 1e3 * runs.iter().map(part).reduce(pick).unwrap_or(0.0);
-        let best = |part: fn(&Took) -> f64| ms(part, f64::min);
-        text += &format!(
-            "| {} | {flows} | {best_ms:.0} | {worst_ms:.0} | {:.0} | {:.0} | {:.0} | {:.0} |\n",
-            policy.name(),
-            best(|took| took.plan_s),
-            best(|took| took.told_s),
-            ms(|took| took.told_s, f64::max),
-            best(|took| took.all_s)
-        );
-        policies.push(serde_json::json!({
-            "policy": policy.name(), "flows": flows, "runs_cpu_ms": runs_ms, "controller_runs": runs
-        }));
+        let (row, json) = time_policy(*policy, &view, &mut planning)?;
+        text += &row;
+        policies.push(json);
     }
     text += &format!("\n{}", provenance_line());
     println!("{text}");

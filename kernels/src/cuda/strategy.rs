@@ -19,6 +19,28 @@ const LONGEST: u64 = u64::MAX;
 /// 132 leaves free. With half of them the links wait: an all-reduce of 256 MiB beside such a kernel took 1.06 of its time alone, not 1.02.
 pub(super) const COMBINE_BLOCKS: u32 = 128;
 
+/// Most bytes of payload by lines; longer payloads go by chunks.
+struct Ll128Limits {
+    /// Of collectives that are not named below.
+    all: u64,
+    broadcast: u64,
+    reduce: u64,
+    /// Of one rank's message to each peer.
+    message: u64,
+}
+
+impl Ll128Limits {
+    /// Few ranks: where chunks are no slower. More ranks: also what slots have room for.
+    fn of(nranks: u32) -> Self {
+        let ranks = u64::from(nranks.max(2));
+        if ranks <= 4 {
+            return Ll128Limits { all: 8 * MIB, broadcast: 4 * MIB, reduce: CHAIN_FROM, message: 2 * MIB };
+        }
+        let room = ranks * u64::from(SymmetricBufferLayout::initial(nranks).ll128_bytes) / 2;
+        Ll128Limits { all: room.min(3 * MIB), broadcast: 2 * MIB, reduce: 2 * MIB, message: 640 * KIB }
+    }
+}
+
 /// Operations of up to so many bytes go this way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -132,14 +154,8 @@ impl DeviceInitiatedStrategy {
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
-        // Bytes up to which lines are faster than chunks, of a message where it is one a peer; of more ranks, also what slots have room for.
-        let room = ranks * u64::from(SymmetricBufferLayout::initial(nranks).ll128_bytes) / 2;
         let few = ranks <= 4;
-        let (lines, broadcast, reduce, message) = if few {
-            (8 * MIB, 4 * MIB, CHAIN_FROM, 2 * MIB)
-        } else {
-            (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB)
-        };
+        let Ll128Limits { all, broadcast, reduce, message } = Ll128Limits::of(nranks);
         let mut strategy = DeviceInitiatedStrategy::empty();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
@@ -147,21 +163,21 @@ impl DeviceInitiatedStrategy {
                     Rule::new(8 * KIB, LlOneShot, 16),
                     Rule::new(768 * KIB, Ll128OneShot, 96),
                     Rule::new(2 * MIB, Ll128TwoShot, 96),
-                    Rule::new(lines, Ll128TwoShot, 128),
+                    Rule::new(all, Ll128TwoShot, 128),
                     Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 // One shot grows with the number of peers, two shots hardly.
                 Kind::AllReduce => &[
                     Rule::new(24 * KIB / peers, LlOneShot, 16),
                     Rule::new(1152 * KIB / peers, Ll128OneShot, 128),
-                    Rule::new(lines, Ll128TwoShot, 128),
+                    Rule::new(all, Ll128TwoShot, 128),
                     Rule::new(8 * MIB, SimpleTwoShot, 64),
                     Rule::new(LONGEST, SimpleTwoShot, 96),
                 ],
                 Kind::Broadcast | Kind::Reduce if peers == 1 => &[
                     Rule::new(8 * KIB, LlOneShot, 32),
                     Rule::new(2 * MIB, Ll128OneShot, 96),
-                    Rule::new(lines, Ll128OneShot, 128),
+                    Rule::new(all, Ll128OneShot, 128),
                     Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 Kind::Broadcast => &[
@@ -184,7 +200,7 @@ impl DeviceInitiatedStrategy {
                 _ if peers == 1 => &[
                     Rule::new(16 * KIB, LlOneShot, 16),
                     Rule::new(4 * MIB, Ll128OneShot, 96),
-                    Rule::new(lines, Ll128OneShot, 128),
+                    Rule::new(all, Ll128OneShot, 128),
                     Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 _ => &[

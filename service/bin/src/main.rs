@@ -215,6 +215,38 @@ fn default_quotas(config: &mccs_config::ServiceConfig) -> String {
     config.tenants.iter().map(of).collect()
 }
 
+/// Finds mistakes in files that a checked configuration names.
+fn check_config(path: &Path, config: &mccs_config::ServiceConfig) -> anyhow::Result<()> {
+    let settings = Settings::from_config(config);
+    if let Some(exchange) = &settings.exchange {
+        exchange.load_tls().with_context(|| path.display().to_string())?;
+    }
+    settings.controller.as_ref().map_or(Ok(()), check_files)?;
+    println!("{}: no mistakes found", path.display());
+    let between_hosts = settings.exchange.is_some() && config.rdma.usage == RdmaUse::Auto;
+    if let Some(obstacle) = config.rdma.obstacle(&config.strategy.paths, &config.tcp).filter(|_| between_hosts) {
+        println!("  flows go over TCP, also where there are RDMA devices: {obstacle}");
+    }
+    Ok(())
+}
+
+/// Logs to standard error, as `RUST_LOG` says.
+fn start_log() {
+    let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    // A log that cannot be written (a full disk, a reader that has gone) is no reason to end jobs.
+    let log = tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).log_internal_errors(false);
+    log.with_writer(std::io::stderr).init();
+}
+
+fn warn_of_mps(mps: &Path) {
+    let mps = mps.display();
+    tracing::warn!(
+        "{MPS_VARIABLE} is set ({mps}): if an MPS server serves there the service is its client, and an illegal access of any other of its clients ends \
+         what the service does on every GPU until it starts anew; without the variable it is no client (docs/CUDA.md)"
+    );
+}
+
 fn run(arguments: &Arguments, taking_over: Option<&TakingOver>) -> anyhow::Result<()> {
     let config = match arguments.check_config.as_ref().or(arguments.config.as_ref()) {
         Some(path) => {
@@ -225,17 +257,7 @@ fn run(arguments: &Arguments, taking_over: Option<&TakingOver>) -> anyhow::Resul
         None => mccs_config::ServiceConfig::default(),
     };
     if let Some(path) = &arguments.check_config {
-        let settings = Settings::from_config(&config);
-        if let Some(exchange) = &settings.exchange {
-            exchange.load_tls().with_context(|| path.display().to_string())?;
-        }
-        settings.controller.as_ref().map_or(Ok(()), check_files)?;
-        println!("{}: no mistakes found", path.display());
-        let between_hosts = settings.exchange.is_some() && config.rdma.usage == RdmaUse::Auto;
-        if let Some(obstacle) = config.rdma.obstacle(&config.strategy.paths, &config.tcp).filter(|_| between_hosts) {
-            println!("  flows go over TCP, also where there are RDMA devices: {obstacle}");
-        }
-        return Ok(());
+        return check_config(path, &config);
     }
     let mps = stay_out_of_mps(&config.runtime_dir());
     let own_variables = if mps.is_none() { vec![MPS_VARIABLE] } else { Vec::new() };
@@ -245,21 +267,13 @@ fn run(arguments: &Arguments, taking_over: Option<&TakingOver>) -> anyhow::Resul
         return Ok(());
     }
     end_with_any_thread();
-    let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    // A log that cannot be written (a full disk, a reader that has gone) is no reason to end jobs.
-    let log = tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).log_internal_errors(false);
-    log.with_writer(std::io::stderr).init();
+    start_log();
     // Blocked before any thread starts, so that all threads inherit it and only the wait below sees them.
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     signals.thread_block().context("cannot block signals")?;
     let settings = Settings::from_config(&config);
     if let Some(mps) = mps.filter(|_| settings.cuda != CudaUse::Off) {
-        let mps = mps.display();
-        tracing::warn!(
-            "{MPS_VARIABLE} is set ({mps}): if an MPS server serves there the service is its client, and an illegal access of any other of its clients ends \
-             what the service does on every GPU until it starts anew; without the variable it is no client (docs/CUDA.md)"
-        );
+        warn_of_mps(Path::new(&mps));
     }
     survive_others();
     tell_limits();

@@ -13,6 +13,8 @@ pub mod cluster;
 pub mod documents;
 pub mod overview;
 pub mod tenants;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod trace_window;
 mod views;
 

@@ -45,6 +45,7 @@ use crate::election::voter::{Vote, Voter};
 use crate::inventory::{Interfaces, Inventory};
 use crate::links::link_overrides::LinkOverrides;
 use crate::messages::message::{Act, AgentMessage, ControllerMessage, Order, Outcome};
+use crate::pace::HostPace;
 use crate::rates::RateWatch;
 use mccs_model::rate_limit::Pace;
 use mccs_model::{CommId, Name, Reductions, Refused, Whose};
@@ -377,20 +378,7 @@ impl Agent {
             ControllerMessage::Order(order) => vec![self.execute(*order)],
             ControllerMessage::TestLinks => vec![AgentOutput::TestLinks],
             ControllerMessage::Pace { life, comm, pace } if self.life == Some(life) => {
-                if self.paces.len() >= PACES_MAX && !self.paces.contains_key(&comm) {
-                    if let Some(suppressed) = self.budget.take(now) {
-                        tracing::warn!(%comm, limit = PACES_MAX, suppressed, "no room for another pace: the communicator's flows keep to none");
-                    }
-                } else {
-                    let before = self.paces.remove(&comm).map(|before| (before.wants, before.bursts));
-                    let (wants, mut bursts) = before.unwrap_or_default();
-                    let wants = wants.filter(|_| pace.allotted_bps() > 0);
-                    bursts.retain(|comm, _| pace.yields.iter().any(|yields| yields.to == *comm));
-                    self.paces.insert(
-                        comm,
-                        Paced { pace, seen: now, bursts, told: None, is_told_without_times: false, wants },
-                    );
-                }
+                self.keep_pace(comm, pace, now);
                 Vec::new()
             }
             ControllerMessage::Keep { life, links } if self.life == Some(life) => {
@@ -426,6 +414,21 @@ impl Agent {
                 Vec::new()
             }
         })
+    }
+
+    /// Has the flows of a communicator keep to a pace.
+    fn keep_pace(&mut self, comm: CommId, pace: HostPace, now: Instant) {
+        if self.paces.len() >= PACES_MAX && !self.paces.contains_key(&comm) {
+            if let Some(suppressed) = self.budget.take(now) {
+                tracing::warn!(%comm, limit = PACES_MAX, suppressed, "no room for another pace: the communicator's flows keep to none");
+            }
+            return;
+        }
+        let before = self.paces.remove(&comm).map(|before| (before.wants, before.bursts));
+        let (wants, mut bursts) = before.unwrap_or_default();
+        let wants = wants.filter(|_| pace.allotted_bps() > 0);
+        bursts.retain(|comm, _| pace.yields.iter().any(|yields| yields.to == *comm));
+        self.paces.insert(comm, Paced { pace, seen: now, bursts, told: None, is_told_without_times: false, wants });
     }
 
     fn execute(&mut self, order: Order) -> AgentOutput {

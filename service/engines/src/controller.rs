@@ -18,6 +18,7 @@
 //! Deliberately absent: decisions (`service/controller/src/state.rs`), and polling: an engine with nothing to do sleeps.
 
 pub mod cluster;
+mod comm_watch;
 mod config_watcher;
 mod history_store;
 mod identity;
@@ -26,6 +27,7 @@ mod interfaces;
 mod kept_file;
 mod link_override_store;
 mod office;
+mod outbox;
 mod probes;
 mod role;
 mod shared_texts;
@@ -33,34 +35,31 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mccs_controller::agent::{Agent, AgentOutput, Live, Made, Obedience};
-use mccs_controller::election::candidate::Candidate;
-use mccs_controller::election::voter::Voter;
+use mccs_controller::agent::{Agent, AgentOutput, Made};
 use mccs_controller::inventory::Inventory;
 use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest, OfficeView};
 use mccs_controller::messages::message::{AgentMessage, BodyError, ControllerMessage};
 use mccs_controller::state::Term;
-use mccs_exchange::protocol::{CommId, ControlBody, Event, Name, Request};
+use mccs_exchange::protocol::{ControlBody, Event, Name, Request};
 use mccs_model::Refused;
-use mccs_registry::{CommInfo, Registry};
+use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
-use mccs_telemetry::placed::PaceUse;
 use mccs_telemetry::{CommonTime, LogBudget};
 
 use self::cluster::{ClusterAsker, PeerMessage, Tell};
+use self::comm_watch::CommWatch;
 use self::config_watcher::ConfigWatcher;
-use self::identity::Identity;
 pub use self::input::{ControllerChoice, ControllerFiles, ControllerInput, ControllerSettings, StoreSettings};
 use self::interfaces::Watch;
 use self::office::Elections;
+use self::outbox::{Outbox, Overflow};
 use self::probes::{Probes, Verdict};
 use self::role::Role;
-use self::store::StoreThreads;
 pub use self::store::{StoreNews, open_store};
 use super::proxy::{ControllerOrder, OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
 use crate::transport::path_events::PathEventLog;
@@ -69,13 +68,11 @@ use crate::transport::path_events::PathEventLog;
 pub const CONTROLLER_MAILBOX_MAX: usize = 16_384;
 /// Answers of proxy engines that may wait; an agent has no more orders.
 const REPLIES_MAX: usize = 1024;
-/// Requests for which the exchange has no room yet, besides all that one decision of the controller's may be. With more, what was to be told is
-/// dropped, and told anew when there is room.
-const BACKLOG_MAX: usize = 16_384;
 /// Reports are made while no more requests than this wait.
 const REPORTS_AHEAD: usize = 64;
 /// How soon requests are offered again: nothing tells when the exchange has room.
 const OFFER_AGAIN_AFTER: Duration = Duration::from_millis(1);
+
 /// See the module's documentation.
 pub struct ControllerEngine {
     own: Name,
@@ -89,24 +86,15 @@ pub struct ControllerEngine {
     there: BTreeSet<Name>,
     mailbox: Mailbox<ControllerInput>,
     replies: Mailbox<OperatorReply>,
-    exchange: Sender<Request>,
-    proxy: Sender<ProxyMessage>,
+    outbox: Outbox,
     registry: Arc<Registry>,
-    words: Arc<PathEventLog>,
+    comms: CommWatch,
+    path_events: Arc<PathEventLog>,
     probes: Probes,
     cluster: ClusterAsker,
     interfaces: Watch,
-    seen_changes: Option<u64>,
-    seen_bursts: u64,
     /// What was told of who has the role: term, whether it is here and acts, and how often the store has come and gone.
     seen_office: Option<(u64, bool, bool, u64)>,
-    /// Communicators with ranks here.
-    here: BTreeMap<CommId, Arc<PaceUse>>,
-    /// What the exchange had no room for, in order; and how much may wait.
-    backlog: VecDeque<Request>,
-    backlog_max: usize,
-    /// What the proxy engine had no room for.
-    untold: VecDeque<ProxyMessage>,
     /// What was told and could not be read, or was none of the teller's business.
     refused: u64,
     budget: LogBudget,
@@ -125,14 +113,14 @@ impl ControllerEngine {
         exchange: Sender<Request>,
         proxy: Sender<ProxyMessage>,
         registry: Arc<Registry>,
-        words: Arc<PathEventLog>,
+        path_events: Arc<PathEventLog>,
     ) -> anyhow::Result<Self> {
         let now = Instant::now();
         let is_configured = matches!(settings.choice, ControllerChoice::Host(_)) && settings.may_be_here();
         let role = is_configured.then(|| Role::new(settings, None, now));
-        let (agent, elections) = elections(settings, &mailbox, now)?;
+        let (agent, elections) = Elections::open(settings, &mailbox, now)?;
         registry.set_watcher(mailbox.waker().clone());
-        words.set_reader(mailbox.waker().clone());
+        path_events.set_reader(mailbox.waker().clone());
         let (addresses, from) = settings.addresses.clone();
         // Those that come from here on are heard of.
         let mut interfaces = Watch::new();
@@ -149,20 +137,14 @@ impl ControllerEngine {
             there: BTreeSet::new(),
             mailbox,
             replies: Mailbox::new(REPLIES_MAX),
-            exchange,
-            proxy,
+            outbox: Outbox::new(exchange, proxy),
+            comms: CommWatch::new(settings.own.clone(), Arc::clone(&registry)),
             registry,
-            words,
+            path_events,
             probes: Probes::new(addresses, from),
             cluster,
             interfaces,
-            seen_changes: None,
-            seen_bursts: 0,
             seen_office: None,
-            here: BTreeMap::new(),
-            backlog: VecDeque::new(),
-            backlog_max: BACKLOG_MAX,
-            untold: VecDeque::new(),
             refused: 0,
             budget: LogBudget::default(),
             has_begun: false,
@@ -193,27 +175,7 @@ impl ControllerEngine {
 
     /// Looks at communicators, if something has become of any. Returns whether it has.
     fn look(&mut self) -> bool {
-        let changes = self.registry.comm_changes();
-        if self.seen_changes.replace(changes) == Some(changes) {
-            return false;
-        }
-        let comms = self.registry.comms();
-        let placed = comms.iter().filter_map(|info| info.placed.as_ref());
-        self.here = placed.map(|placed| (placed.comm.clone(), Arc::clone(&placed.pace_use))).collect();
-        let live = |info: Arc<CommInfo>| {
-            let placed = info.placed.as_ref().filter(|placed| placed.comm.root == self.own)?;
-            Some(Live {
-                comm: placed.comm.clone(),
-                number: info.number,
-                tenant: info.rules.clone(),
-                hosts: placed.hosts.clone(),
-                chosen: placed.chosen()?,
-                profile: placed.profile(),
-                is_pinned: placed.is_pinned(),
-                began: placed.began()?,
-            })
-        };
-        let live: Vec<Live> = comms.into_iter().filter_map(live).collect();
+        let Some(live) = self.comms.look() else { return false };
         self.agent.look(live, unix_time().as_millis() as u64);
         true
     }
@@ -228,7 +190,7 @@ impl ControllerEngine {
                     let (change, expected) = (Box::new(change), expected_epoch);
                     let order = ControllerOrder::Reconfigure { number, change, window: None, expected, reply_to };
                     if let Err(ProxyMessage::Controller(ControllerOrder::Reconfigure { reply_to, .. })) =
-                        self.proxy.send(order.into())
+                        self.outbox.order_now(order.into())
                     {
                         reply_to.answer(Err(Refused::own("the proxy engine is too busy")));
                     }
@@ -237,8 +199,7 @@ impl ControllerEngine {
                 AgentOutput::Reduce(reductions) => self.registry.set_reductions(reductions),
                 AgentOutput::Pace { comm, pace } => {
                     // Behind all before it: the last one counts.
-                    self.untold.push_back(ControllerOrder::SetPace { comm, pace: Arc::new(pace) }.into());
-                    self.push_untold();
+                    self.outbox.order(ControllerOrder::SetPace { comm, pace: Arc::new(pace) }.into());
                 }
             }
         }
@@ -246,14 +207,14 @@ impl ControllerEngine {
 
     /// Looks at paths on which flows got no answer. Returns whether there was news.
     fn look_at_paths(&mut self, now: Instant) -> bool {
-        let words = self.words.take();
-        let is_news = !words.is_empty();
-        if words.iter().any(|word| !word.answers) {
+        let events = self.path_events.take();
+        let is_news = !events.is_empty();
+        if events.iter().any(|event| !event.answers) {
             self.enqueue(Request::TestLinks);
             let output = self.agent.suspects();
             self.execute(output);
         }
-        words.into_iter().for_each(|word| self.probes.hear(word, now));
+        events.into_iter().for_each(|event| self.probes.hear(event, now));
         let verdicts = self.probes.poll(now);
         self.tell_paths(verdicts);
         is_news
@@ -276,7 +237,7 @@ impl ControllerEngine {
 
     /// Looks at what flows send, when that is due.
     fn look_at_rates(&mut self, now: Instant) {
-        let has_comms = !self.here.is_empty();
+        let has_comms = !self.comms.here().is_empty();
         if self.agent.next_look(has_comms, now).is_some_and(|at| at <= now) {
             let output = self.agent.look_at_rates(&self.registry.flows.paths(), has_comms, now);
             self.execute(output);
@@ -302,26 +263,17 @@ impl ControllerEngine {
 
     /// A request goes to the exchange, behind all before it.
     fn enqueue(&mut self, request: Request) {
-        self.backlog.push_back(request);
-        if self.backlog.len() > self.backlog_max {
-            self.fall_behind();
+        if let Err(overflow) = self.outbox.enqueue(request) {
+            self.fall_behind(overflow);
         }
     }
 
-    /// Drops what waits for the exchange: who was to be told is told anew. Of the controller's hosts that is all that they know of it.
-    fn fall_behind(&mut self) {
-        let dropped = std::mem::take(&mut self.backlog);
-        tracing::warn!(
-            limit = self.backlog_max,
-            "the exchange is too slow for what hosts are to be told of control; they are told anew"
-        );
+    /// Tells hosts anew that have missed messages. The controller's messages are all that they know of it.
+    fn fall_behind(&mut self, Overflow { hosts }: Overflow) {
         match &mut self.role {
             Some(role) => {
-                let told = |request: Request| if let Request::Tell { to, .. } = request { Some(to) } else { None };
                 let now = Instant::now();
-                for host in dropped.into_iter().filter_map(told).collect::<BTreeSet<_>>() {
-                    role.controller.met(&host, now);
-                }
+                hosts.iter().for_each(|host| role.controller.met(host, now));
                 role.unsettle(now);
             }
             None => {
@@ -333,7 +285,7 @@ impl ControllerEngine {
 
     /// Makes reports, as many as there is room for.
     fn report(&mut self) {
-        while self.backlog.len() < REPORTS_AHEAD
+        while self.outbox.len() < REPORTS_AHEAD
             && let Some(to) = self.agent.controller().cloned()
             && let Some(report) = self.agent.next_report()
         {
@@ -368,8 +320,7 @@ impl ControllerEngine {
                 self.agent.lost(&host);
                 self.there.remove(&host);
                 self.elections.lost_host(&host, now);
-                // It hears nothing of it.
-                self.backlog.retain(|request| !matches!(request, Request::Tell { to, .. } if *to == host));
+                self.outbox.forget_host(&host);
                 let verdicts = self.probes.lost(&host);
                 self.tell_paths(verdicts);
                 self.role.iter_mut().for_each(|role| role.controller.lost(&host, now));
@@ -472,7 +423,7 @@ impl ControllerEngine {
             tracing::warn!(term = had, "this host is the controller no longer");
             role.end("this host is the controller no longer; ask again, where it is now");
             // What it would have said, and reports of this host's own among them, which are made anew.
-            self.backlog.retain(|request| !matches!(request, Request::Tell { .. }));
+            self.outbox.forget_messages();
             let message = self.agent.fall_behind();
             message.into_iter().for_each(|message| self.tell_controller(&message));
         }
@@ -521,7 +472,7 @@ impl ControllerEngine {
         }
         let is_due = role.settle(!self.mailbox.is_empty(), now);
         if is_due {
-            self.backlog_max = BACKLOG_MAX + role.controller.tells_at_most();
+            self.outbox.make_room_for(role.controller.tells_at_most());
         }
         if let (true, Some(term)) = (is_due, role.term) {
             self.elections.write(term, role.take_writes(now));
@@ -537,59 +488,6 @@ impl ControllerEngine {
         told.into_iter().for_each(|(to, body)| self.tell(to, body));
         is_due
     }
-
-    fn push_untold(&mut self) {
-        while let Some(message) = self.untold.pop_front() {
-            if let Err(message) = self.proxy.send(message) {
-                self.untold.push_front(message);
-                break;
-            }
-        }
-    }
-
-    /// Hands out what found no room before. Returns whether some still waits.
-    fn push_backlog(&mut self) -> bool {
-        while let Some(request) = self.backlog.pop_front() {
-            if let Err(request) = self.exchange.send(request) {
-                self.backlog.push_front(request);
-                break;
-            }
-        }
-        self.push_untold();
-        !self.backlog.is_empty() || !self.untold.is_empty()
-    }
-}
-
-/// Whom the host's agent obeys, and how the controller is elected, if it is.
-fn elections(
-    settings: &ControllerSettings,
-    mailbox: &Mailbox<ControllerInput>,
-    now: Instant,
-) -> anyhow::Result<(Agent, Elections)> {
-    let (candidates, store, vote_lease, host_timeout) = match &settings.choice {
-        ControllerChoice::Host(host) => return Ok((Agent::new(host.clone()), Elections::Configured)),
-        ControllerChoice::Elected { candidates, store, vote_lease, host_timeout } => {
-            (candidates.clone(), store, *vote_lease, *host_timeout)
-        }
-    };
-    let is_candidate = settings.may_be_here();
-    let (voter, elections) = match store {
-        Some(settings_of_store) => {
-            let StoreSettings { store, authority } = &**settings_of_store;
-            let identity = Identity::new(&settings.own, &settings.hosts, authority, &store.prefix());
-            let identity = identity.map_err(anyhow::Error::msg)?;
-            let engine = mailbox.sender();
-            let tell = Box::new(move |news| engine.send(ControllerInput::Store(news)).is_ok());
-            let threads = StoreThreads::start(store, identity, is_candidate, tell)?;
-            (None, Elections::in_store(format!("{:?}", store.kind).to_lowercase(), threads))
-        }
-        None => {
-            let (own, nhosts) = (&settings.own, settings.hosts.len());
-            let new = || Box::new(Candidate::new(own, &candidates, nhosts, vote_lease, host_timeout, now));
-            (Some(Voter::new(vote_lease)), Elections::ByOrder(is_candidate.then(new)))
-        }
-    };
-    Ok((Agent::obeying(Obedience::Elected { candidates, voter }), elections))
 }
 
 /// Since 1970, in UTC.
@@ -610,9 +508,8 @@ impl Engine for ControllerEngine {
     fn poll(&mut self, cx: &Context) -> Progress {
         self.begin(cx.now);
         // The agent takes what is foreseen below.
-        let bursts = self.registry.bursts();
-        let mut busy = self.look() | self.look_at_paths(cx.now);
-        busy |= std::mem::replace(&mut self.seen_bursts, bursts) != bursts;
+        let has_bursts = self.comms.take_bursts();
+        let mut busy = self.look() | self.look_at_paths(cx.now) | has_bursts;
         for _ in 0..cx.budget {
             let (reply, input) = (self.replies.pop(), self.mailbox.pop());
             if reply.is_none() && input.is_none() {
@@ -643,14 +540,14 @@ impl Engine for ControllerEngine {
         self.tell_office(cx.now);
         busy |= self.settle(cx.now);
         self.agent.want_time(self.registry.recorders.is_on());
-        let paces = self.agent.pace(&self.here, cx.now);
+        let paces = self.agent.pace(self.comms.here(), cx.now);
         let common = |(common_ns, error): (u64, Duration)| CommonTime { common_ns, error_ns: error.as_nanos() as u64 };
         self.registry.set_clock(self.agent.common_time(cx.now).map(common), cx.now);
         self.execute(paces);
         self.look_at_rates(cx.now);
         self.look_at_interfaces(cx);
         self.report();
-        let waits = self.push_backlog() || self.agent.has_reports();
+        let waits = self.outbox.push() || self.agent.has_reports();
         if busy {
             return Progress::Busy;
         }
@@ -659,7 +556,7 @@ impl Engine for ControllerEngine {
             let files = role.watcher.as_ref().and_then(ConfigWatcher::next_deadline);
             [role.settle_at, files]
         });
-        let look = self.agent.next_look(!self.here.is_empty(), cx.now);
+        let look = self.agent.next_look(!self.comms.here().is_empty(), cx.now);
         let looks =
             [look, self.cluster.next_deadline(), self.interfaces.next_deadline(), self.probes.next_deadline(cx.now)];
         let own = looks.into_iter().chain([again, self.agent.next_deadline(), self.elections.next_deadline()]);
@@ -667,10 +564,6 @@ impl Engine for ControllerEngine {
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        self.mailbox.is_empty()
-            && self.replies.is_empty()
-            && self.words.is_empty()
-            && self.seen_changes == Some(self.registry.comm_changes())
-            && self.seen_bursts == self.registry.bursts()
+        self.mailbox.is_empty() && self.replies.is_empty() && self.path_events.is_empty() && self.comms.is_up_to_date()
     }
 }

@@ -42,6 +42,27 @@ pub enum HttpError {
     NoHttp(&'static str),
 }
 
+/// A POST request.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// Path of the resource, with the query.
+    pub path: &'a str,
+    /// Value of the header `Authorization`. One with characters that no header may have is left out.
+    pub token: Option<&'a str>,
+    /// Further headers.
+    pub headers: &'a [(&'a str, &'a str)],
+    /// A JSON text.
+    pub body: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    /// A request without a token and further headers.
+    #[must_use]
+    pub fn new(path: &'a str, body: &'a [u8]) -> Self {
+        Request { path, token: None, headers: &[], body }
+    }
+}
+
 /// An answer that has come whole.
 pub struct Response {
     /// Its code.
@@ -151,15 +172,9 @@ impl Connection {
     ///
     /// # Errors
     /// [`HttpError`]; it may have been heard.
-    pub fn post(
-        &mut self,
-        path: &str,
-        token: Option<&str>,
-        body: &[u8],
-        until: Instant,
-    ) -> Result<Response, HttpError> {
+    pub fn post(&mut self, request: &Request<'_>, until: Instant) -> Result<Response, HttpError> {
         self.is_over = true;
-        self.send(path, token, &[], body, until)?;
+        self.send(request, until)?;
         let Head { status, location, body, mut is_last } = self.head(until)?;
         let body = match body {
             Body::Length(length) => self.take_exactly(length, until)?,
@@ -186,31 +201,18 @@ impl Connection {
     ///
     /// # Errors
     /// [`HttpError`].
-    pub fn begin(
-        &mut self,
-        path: &str,
-        token: Option<&str>,
-        headers: &[(&str, &str)],
-        body: &[u8],
-        until: Instant,
-    ) -> Result<u16, HttpError> {
+    pub fn begin(&mut self, request: &Request<'_>, until: Instant) -> Result<u16, HttpError> {
         self.is_over = true;
-        self.send(path, token, headers, body, until)?;
+        self.send(request, until)?;
         match self.head(until)? {
             Head { status, body: Body::Chunks, .. } => Ok(status),
             _ => Err(HttpError::NoHttp("a watch is answered in chunks")),
         }
     }
 
-    fn send(
-        &mut self,
-        path: &str,
-        token: Option<&str>,
-        headers: &[(&str, &str)],
-        body: &[u8],
-        until: Instant,
-    ) -> Result<(), HttpError> {
-        let mut request = format!(
+    fn send(&mut self, request: &Request<'_>, until: Instant) -> Result<(), HttpError> {
+        let Request { path, token, headers, body } = *request;
+        let mut lines = format!(
             "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
             self.host,
             body.len()
@@ -218,9 +220,9 @@ impl Connection {
         let token =
             token.filter(|token| token.chars().all(|c| c.is_ascii_graphic())).map(|token| ("Authorization", token));
         for (name, value) in headers.iter().copied().chain(token) {
-            request += &format!("{name}: {value}\r\n");
+            lines += &format!("{name}: {value}\r\n");
         }
-        let mut bytes = (request + "\r\n").into_bytes();
+        let mut bytes = (lines + "\r\n").into_bytes();
         bytes.extend(body);
         self.write(&bytes, until)
     }

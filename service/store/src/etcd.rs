@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mccs_http::{Connection, Endpoint, HttpError};
+use mccs_http::{Connection, Endpoint, HttpError, Request};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -167,7 +167,8 @@ impl EtcdStore {
             None => self.connect(until)?,
         };
         let endpoint = &self.endpoints[self.current];
-        let answer = connection.post(path, self.token.as_deref(), body, until);
+        let request = Request { token: self.token.as_deref(), ..Request::new(path, body) };
+        let answer = connection.post(&request, until);
         let response = answer.map_err(|error| match (error, repeat) {
             (HttpError::Refused(reason), _) => StoreError::Refused(format!("{endpoint}: {reason}")),
             (error, Repeat::Harmless) => StoreError::Unavailable(format!("{endpoint}: {error}")),

@@ -79,3 +79,8 @@ pub const REQUESTS_MAX: u16 = 1024;
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 40;
 /// Longest handle: travels in bootstrap messages.
 pub const HANDLE_BYTES_MAX: usize = 128;
+
+/// The guide's first message is compiled and sent.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guides/transport.md")]
+pub struct TransportGuide;

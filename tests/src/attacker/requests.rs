@@ -160,12 +160,7 @@ impl Session {
             R::AllocMemory => Request::AllocMemory { bytes: [0, 4096, 1 << 16, 3 << 19, u64::MAX][decide(5) as usize] },
             R::RegisterMemory => {
                 let bytes = 4096 << decide(4);
-                if let Ok((fd, _)) = Mapping::create("attacker", bytes) {
-                    if decide(3) > 0 {
-                        let _ = make_whole(&fd, bytes);
-                    }
-                    fds.push(fd);
-                }
+                fds.extend(memory(bytes, decide));
                 Request::RegisterMemory { bytes: bytes << decide(2) }
             }
             R::FreeMemory => {
@@ -204,22 +199,14 @@ impl Session {
                 Request::CreateOrderedStream { region, offset_bytes, overlaps: decide(2) == 0 }
             }
             R::NameGpuSegments => {
-                // Now and then memory of the host's, where a GPU's is expected.
-                fds.extend((0..decide(4)).filter_map(|_| match decide(4) {
-                    0 => Some(Mapping::create("attacker", 4096).ok()?.0),
-                    _ => gpu_memory(gpus),
-                }));
+                fds = segments(gpus, decide);
                 // Mostly as many as there are, and as long as they are.
                 let count = if decide(4) > 0 { fds.len() } else { decide(4) as usize };
                 let bytes = [SEGMENT_BYTES, SEGMENT_BYTES, SEGMENT_BYTES, 4096, SEGMENT_BYTES << 4][decide(5) as usize];
                 Request::NameGpuSegments { begins: decide(2) == 1, bytes: vec![bytes; count] }
             }
             R::RegisterGpuSegments => Request::RegisterGpuSegments { gpu: gpu(gpus, decide) },
-            R::OpenPart => {
-                let buffers = SymmetricBufferPart::ALL.map(CommPart::SymmetricBuffer);
-                let parts = [&buffers[..], &[SlotKind::Own, SlotKind::Shared].map(CommPart::Slots)].concat();
-                Request::OpenPart { comm: self.comm(decide), part: parts[decide(parts.len() as u64) as usize] }
-            }
+            R::OpenPart => Request::OpenPart { comm: self.comm(decide), part: part(decide) },
             R::MakeTwin => {
                 let (offset_bytes, bytes) = (4096 * decide(3), u64::MAX >> decide(64));
                 let peer = (decide(2) > 0).then(|| decide(5) as u32);
@@ -293,6 +280,31 @@ impl Session {
         let gpu = (decide(8) < if gpus.is_empty() { 1 } else { 6 }).then(|| gpu(gpus, decide));
         Request::InitRank { id, rank, nranks, gpu, root_address, role, options }
     }
+}
+
+/// Memory of the host's, mostly in the form that the service takes.
+fn memory(bytes: u64, decide: &mut Decide<'_>) -> Option<OwnedFd> {
+    let (fd, _) = Mapping::create("attacker", bytes).ok()?;
+    if decide(3) > 0 {
+        let _ = make_whole(&fd, bytes);
+    }
+    Some(fd)
+}
+
+/// Segments of a GPU's memory, now and then of the host's.
+fn segments(gpus: &[GpuUuid], decide: &mut Decide<'_>) -> Vec<OwnedFd> {
+    let count = decide(4);
+    let segment = |_| match decide(4) {
+        0 => Some(Mapping::create("attacker", 4096).ok()?.0),
+        _ => gpu_memory(gpus),
+    };
+    (0..count).filter_map(segment).collect()
+}
+
+fn part(decide: &mut Decide<'_>) -> CommPart {
+    let buffers = SymmetricBufferPart::ALL.map(CommPart::SymmetricBuffer);
+    let parts = [&buffers[..], &[SlotKind::Own, SlotKind::Shared].map(CommPart::Slots)].concat();
+    parts[decide(parts.len() as u64) as usize]
 }
 
 /// Memory of a GPU's, the same each time, where the process has one.

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use mccs_collective::{CostModel, Strategy};
 use mccs_config::service::{RdmaUse, TransportKind};
 use mccs_device::host::{HostDevice, HostOptions};
-use mccs_engines::proxy::ScheduleCache;
-use mccs_engines::proxy::{Cluster as ClusterLink, Offer, ProxyEngine, ProxyMessage, Timeouts};
+use mccs_engines::proxy::{
+    Cluster as ClusterLink, MakeSchedules, Offer, ProxyEngine, ProxyMessage, ScheduleCache, Timeouts,
+};
 use mccs_engines::transport::links::{Links, PathAssignment};
 use mccs_engines::transport::{TransportEngine, TransportEvent, TransportHandle};
 use mccs_exchange::protocol::{Event, Exchange, Name, Options as ExchangeOptions, Request};
@@ -57,6 +58,38 @@ pub struct SimHost {
     untold: VecDeque<Event>,
 }
 
+/// Makes schedules of messages that are cut small, so that short calls have all that long ones have.
+fn schedules(options: &Options) -> MakeSchedules {
+    let (choice, channels) = (options.choice, options.channels);
+    Box::new(move |nranks, hosts: &[Vec<u32>]| {
+        let initial = Strategy::initial(choice, nranks, channels, hosts);
+        let strategy = Strategy {
+            slices: 4,
+            slice_count_min: 16,
+            chunk_count_min: 16,
+            channel_count_min: 16,
+            align_count: 4,
+            ..initial
+        };
+        ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
+    })
+}
+
+/// Room for everything that modelled ranks do at once.
+fn quota() -> Quota {
+    Quota {
+        memory_bytes: 1 << 30,
+        gpu_memory_bytes: 0,
+        sessions: 4096,
+        communicators: 4096,
+        operations_in_flight: 64,
+        streams: 1,
+        regions: 1,
+        mappings: 1,
+        origins: Default::default(),
+    }
+}
+
 impl SimHost {
     pub(super) fn start(
         own: &Name,
@@ -74,19 +107,7 @@ impl SimHost {
             HostOptions { inline_bytes: 256, piece_bytes: 512, streaming_bytes: 1 << 20, shm_exchange_slot_bytes: 0 };
         let device = Box::new(HostDevice::new(host_options));
         let registry = Arc::new(Registry::default());
-        let (choice, channels) = (options.choice, options.channels);
-        let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
-            let initial = Strategy::initial(choice, nranks, channels, hosts);
-            let strategy = Strategy {
-                slices: 4,
-                slice_count_min: 16,
-                chunk_count_min: 16,
-                channel_count_min: 16,
-                align_count: 4,
-                ..initial
-            };
-            ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
-        };
+        let channels = options.channels;
         let timeouts = Timeouts { init: TIMEOUT, operation: Some(TIMEOUT) };
         let cluster = ClusterLink {
             own: own.clone(),
@@ -97,19 +118,8 @@ impl SimHost {
             nics_of_gpus: Vec::new(),
         };
         let engine =
-            ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), timeouts, Some(cluster));
+            ProxyEngine::new(device, mailbox, Arc::clone(&registry), schedules(options), timeouts, Some(cluster));
         let records = EngineRecords::begin(&registry);
-        let quota = Quota {
-            memory_bytes: 1 << 30,
-            gpu_memory_bytes: 0,
-            sessions: 4096,
-            communicators: 4096,
-            operations_in_flight: 64,
-            streams: 1,
-            regions: 1,
-            mappings: 1,
-            origins: Default::default(),
-        };
         let exchange_options = ExchangeOptions {
             own: own.clone(),
             hosts: hosts.to_vec(),
@@ -122,7 +132,7 @@ impl SimHost {
             proxy,
             exchange: Exchange::new(&exchange_options, now),
             registry,
-            tenant: Tenant::new("tenant".into(), quota),
+            tenant: Tenant::new("tenant".into(), quota()),
             memory_hosts: Vec::new(),
             engine,
             records,

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{long_sentences, root};
+use super::{SENTENCE_WORDS, long_sentences, root};
 
 /// The page, and what writes it.
 const PAGE: &str = "docs/FILES.md";
@@ -122,7 +122,7 @@ fn written() -> (String, Vec<String>) {
         if sentence.is_empty() {
             wrong.push(format!("{name}: says nothing of itself"));
         }
-        wrong.extend(long_sentences(name, &sentence));
+        wrong.extend(long_sentences(name, &sentence, SENTENCE_WORDS));
         rows.entry(index).or_default().insert((place(path), path), format!("| `{path}` | {sentence} |\n"));
     }
     let section = |(index, rows): (usize, BTreeMap<(String, &str), String>)| {

@@ -292,6 +292,35 @@ fn in_order<'a>((spine, nic): &Steered<'a>) -> (bool, Option<u32>, Option<&'a De
     (spine.is_none(), *spine, *nic)
 }
 
+/// A flow: its channel, and the hosts that it leads from and to.
+type FlowKey<'a> = (u32, &'a str, &'a str);
+
+/// Where each flow of a decision is steered. Paths to which nothing steers are noted in `not_enforced`.
+fn steer<'a>(
+    topology: &'a Topology,
+    decision: &Decision,
+    carried_by: TransportKind,
+    has_names: bool,
+    not_enforced: &mut Vec<String>,
+) -> BTreeMap<FlowKey<'a>, Steered<'a>> {
+    let mut by_flow: BTreeMap<FlowKey<'a>, Steered<'a>> = BTreeMap::new();
+    for flow in &decision.flows {
+        let spine = spine_of(topology, flow);
+        let steered = spine.filter(|spine| is_steerable(topology.steering(*spine)));
+        if let (Some(spine), None) = (spine, steered) {
+            let note = format!("path {}: nothing steers a flow there", topology.spine_name(spine));
+            if !not_enforced.contains(&note) {
+                not_enforced.push(note);
+            }
+        }
+        // A ring that comes by twice has one flow there: the first counts.
+        let key = (flow.channel, topology.host_name(flow.from.host), topology.host_name(flow.to.host));
+        let nic = topology.nic_name(flow.from, carried_by).filter(|_| has_names);
+        by_flow.entry(key).or_insert((steered, nic));
+    }
+    by_flow
+}
+
 /// What a decision comes to, over a transport; `rates` are what its flows are allotted, where tenants have shares, and `comm_of` what
 /// hosts call a communicator of the policy's.
 #[must_use]
@@ -311,21 +340,7 @@ pub fn plan(
         }
         None => true,
     };
-    let mut by_flow: BTreeMap<(u32, &str, &str), Steered<'_>> = BTreeMap::new();
-    for flow in &decision.flows {
-        let spine = spine_of(topology, flow);
-        let steered = spine.filter(|spine| is_steerable(topology.steering(*spine)));
-        if let (Some(spine), None) = (spine, steered) {
-            let note = format!("path {}: nothing steers a flow there", topology.spine_name(spine));
-            if !not_enforced.contains(&note) {
-                not_enforced.push(note);
-            }
-        }
-        // A ring that comes by twice has one flow there: the first counts.
-        let key = (flow.channel, topology.host_name(flow.from.host), topology.host_name(flow.to.host));
-        let nic = topology.nic_name(flow.from, carried_by).filter(|_| has_names);
-        by_flow.entry(key).or_insert((steered, nic));
-    }
+    let by_flow = steer(topology, decision, carried_by, has_names, &mut not_enforced);
     let mut steered: Vec<Steered<'_>> = by_flow.values().copied().filter(|steered| *steered != (None, None)).collect();
     steered.sort_unstable_by_key(in_order);
     steered.dedup();
@@ -345,7 +360,7 @@ pub fn plan(
         let found = steered.binary_search_by_key(&in_order(steered_to), in_order);
         found.unwrap_or(steered.len()) as u32
     };
-    let flow = |((channel, from, to), steered_to): (&(u32, &str, &str), &Steered<'_>)| FlowChoice {
+    let flow = |((channel, from, to), steered_to): (&FlowKey<'_>, &Steered<'_>)| FlowChoice {
         channel: *channel,
         from: (*from).to_owned(),
         to: (*to).to_owned(),

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use mccs_control::overview::{Omitted, QuotaView};
+use mccs_control::overview::QuotaView;
+use mccs_control::testing;
 use mccs_telemetry::bandwidth::TenantKindView;
 use mccs_telemetry::flows::{FlowName, WireView};
 use mccs_telemetry::placed::Allotment;
-
 use mccs_telemetry::stuck::{HostAccount, RankAccount, Total};
 
 use super::*;
@@ -17,19 +17,6 @@ fn looked(seconds: u64) -> Snapshot {
 }
 
 fn overview(seconds: u64) -> Overview {
-    let rank = |rank: u32, late_us: u64| RankView {
-        rank,
-        session: 1,
-        pid: 1,
-        enqueued: 10 * seconds,
-        started: 10 * seconds,
-        completed: 10 * seconds,
-        late_ns: late_us * 1000 * 10 * seconds,
-        user_tag: None,
-    };
-    let mut buckets = vec![0; 27];
-    (buckets[4], buckets[10]) = (9 * seconds, seconds);
-    let durations = HistogramView { buckets, sum_ns: 1 };
     let name = FlowName {
         links: 7,
         epoch: Some(0),
@@ -42,63 +29,9 @@ fn overview(seconds: u64) -> Overview {
         path: "ports 1-2".into(),
     };
     Overview {
-        host: "h0".into(),
-        version: "1".into(),
         at_ns: seconds * 1_000_000_000,
-        tenants: vec![TenantView {
-            tenant: "blue".into(),
-            rules: "blue".into(),
-            labels: Default::default(),
-            quotas: vec![QuotaView {
-                resource: "memory_bytes".into(),
-                used: 1 << 20,
-                limit: 1 << 21,
-                limit_from: None,
-            }],
-            in_flight: 3,
-            communicators: 1,
-            operations: 10 * seconds,
-            pairs: 0,
-            bytes: 5_000_000 * seconds,
-            failed: 1,
-            kinds: vec![TenantKindView { collective: "all_reduce".into(), bytes: 1, durations }],
-            allotment: None,
-        }],
-        communicators: vec![CommView {
-            communicator: 42,
-            unique_id: "u".into(),
-            name: String::new(),
-            job: String::new(),
-            traffic_class: None,
-            tenant: "blue".into(),
-            device: "host".into(),
-            operations: 10 * seconds,
-            pairs: 0,
-            puts: 2,
-            put_bytes: 200,
-            bytes: 5_000_000 * seconds,
-            bus_bytes: 1_000_000_000 * seconds,
-            busy_ns: 500_000_000 * seconds,
-            multiprocessor_ns: 0,
-            gpu_memory_bytes: 0,
-            kinds: Vec::new(),
-            pair_sides: Vec::new(),
-            busbw_gbps: 2.0,
-            failed: 0,
-            epoch: 3,
-            on_gpus: None,
-            is_for_training: false,
-            graphs_keep: None,
-            nranks: 4,
-            hosts: vec!["h0".into(), "h1".into()],
-            links: Some(7),
-            part_of: None,
-            part: None,
-            transport: Some(mccs_config::service::TransportKind::Tcp),
-            transport_reason: Some("host h1: no RDMA".into()),
-            reduction_ring: Vec::new(),
-            ranks: vec![rank(0, 0), rank(1, 250)],
-        }],
+        tenants: vec![tenant(seconds)],
+        communicators: vec![communicator(seconds)],
         joining: vec![LateView {
             unique_id: "of-another".into(),
             tenant: "blue".into(),
@@ -119,27 +52,59 @@ fn overview(seconds: u64) -> Overview {
         paths: vec![PathView {
             peer: name.peer,
             path: name.path,
-            sends: true,
             flows: 1,
             bytes: 3_000_000 * seconds,
             messages: 12 * seconds,
-            paths_left: 0,
             wire: WireView { segments: 1000 * seconds, retransmits: 50 * seconds, round_trip_us: Some(80) },
+            ..testing::path()
         }],
-        hosts: Vec::new(),
         gpus: Vec::new(),
-        draining: true,
-        draining_reason: None,
-        certificate_end: None,
-        office: None,
-        clock_error_ns: Some(250_000),
-        clock: None,
-        pushes: None,
         runtimes: Vec::new(),
-        engines: Vec::new(),
-        lines_suppressed: 0,
-        refused: Vec::new(),
-        omitted: Omitted::default(),
+        ..testing::overview()
+    }
+}
+
+fn tenant(seconds: u64) -> TenantView {
+    let mut buckets = vec![0; 27];
+    (buckets[4], buckets[10]) = (9 * seconds, seconds);
+    let durations = HistogramView { buckets, sum_ns: 1 };
+    TenantView {
+        tenant: "blue".into(),
+        quotas: vec![QuotaView { resource: "memory_bytes".into(), used: 1 << 20, limit: 1 << 21, limit_from: None }],
+        in_flight: 3,
+        operations: 10 * seconds,
+        bytes: 5_000_000 * seconds,
+        failed: 1,
+        kinds: vec![TenantKindView { collective: "all_reduce".into(), bytes: 1, durations }],
+        allotment: None,
+        ..testing::tenant()
+    }
+}
+
+fn communicator(seconds: u64) -> CommView {
+    let rank = |rank: u32, late_us: u64| RankView {
+        enqueued: 10 * seconds,
+        started: 10 * seconds,
+        completed: 10 * seconds,
+        late_ns: late_us * 1000 * 10 * seconds,
+        ..testing::rank(rank)
+    };
+    CommView {
+        communicator: 42,
+        name: String::new(),
+        job: String::new(),
+        tenant: "blue".into(),
+        operations: 10 * seconds,
+        bytes: 5_000_000 * seconds,
+        bus_bytes: 1_000_000_000 * seconds,
+        busy_ns: 500_000_000 * seconds,
+        busbw_gbps: 2.0,
+        failed: 0,
+        links: Some(7),
+        part_of: None,
+        part: None,
+        ranks: vec![rank(0, 0), rank(1, 250)],
+        ..testing::communicator()
     }
 }
 

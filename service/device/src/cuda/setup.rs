@@ -385,46 +385,51 @@ impl Setup {
         if let Some(owner) = &owner {
             memory.charge_heads(owner, nranks)?;
         }
-        let (fd, page) = match engines {
-            Some((fd, parts)) => {
-                let page = Arc::clone(parts.page());
-                *memory.parts() = Some(parts);
-                (fd, page)
-            }
-            None => ControlPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
-        };
+        let (fd, page) = memory.control_page(engines)?;
         memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
         let NamedBuffers { buffers, fds } = self.make_heads(&mut memory, gpus)?;
         let fds = std::iter::once(fd).chain(fds).collect();
         let copy_engines = large.is_some();
         let abilities =
             Abilities { nranks, multiprocessors, execution, copy_engines, ll128, opens_buffers: !by_descriptors };
-        let wanted = GpuStrategy {
-            large_from: self.options.large_from,
-            ll128: self.options.ll128,
-            max_ctas: self.options.max_ctas,
-        };
-        let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
+        let strategies = self.begin_strategies(Arc::clone(&page), abilities);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = BuffersInUse { memory: Arc::new(memory), page: Arc::clone(&page), orders: Arc::clone(&orders) };
-        let copies = |layout| {
-            let (issuers, device_events) = (&self.issuers, &self.device_events);
-            CopyEngines::new(&self.gpus, gpus, &in_use, layout, issuers, device_events, by_events).map(Arc::new)
-        };
+        let copies = |layout| self.copy_engines(gpus, &in_use, layout, by_events);
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
         let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
-        let is_timed = self.options.is_timed;
         let share = DeviceInitiatedShare {
             layout: bytemuck::cast(layout),
             buffers,
             opens_handles: !by_descriptors,
             large,
             execution,
-            is_timed,
+            is_timed: self.options.is_timed,
             events,
         };
         let group = DeviceInitiatedGroup::new(strategies, copies, Box::new(in_use));
         Ok(Prepared { memory: fds, shared: Shared::DeviceInitiated { share: Box::new(share), group } })
+    }
+
+    fn copy_engines(
+        &self,
+        gpus: &[usize],
+        buffers: &BuffersInUse,
+        layout: LargeLayout,
+        by_events: bool,
+    ) -> Result<Arc<CopyEngines>, DriverError> {
+        let (issuers, device_events) = (&self.issuers, &self.device_events);
+        CopyEngines::new(&self.gpus, gpus, buffers, layout, issuers, device_events, by_events).map(Arc::new)
+    }
+
+    /// The strategies of a new communicator, begun as the operator has configured.
+    fn begin_strategies(&self, page: Arc<ControlPage>, abilities: Abilities) -> Strategies {
+        let wanted = GpuStrategy {
+            large_from: self.options.large_from,
+            ll128: self.options.ll128,
+            max_ctas: self.options.max_ctas,
+        };
+        Strategies::begin(page, abilities, wanted)
     }
 
     /// How symmetric buffers of so many ranks are laid out.

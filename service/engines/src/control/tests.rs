@@ -1,11 +1,15 @@
 //! Operators who go, who wait, and who say too much.
 
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
 use mccs_control::{Caller, REQUEST_BYTES_MAX, chunks};
 use mccs_ipc::handshake::{Socket, connect};
-use mccs_registry::Registry;
-use mccs_runtime::{RuntimeOptions, Runtimes};
+use mccs_runtime::{Mailbox, RuntimeOptions, Runtimes};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::EpollEvent;
 
+use super::access::OBSERVERS_QUESTIONS_MAX;
 use super::connection::{STEP_WITHIN, STEP_WITHIN_CROWDED};
 use super::*;
 use crate::proxy::ProxyMessage;
@@ -83,7 +87,7 @@ impl Fixture {
             self.engine.poll(&cx);
         }
         let mut events = [EpollEvent::empty(); 4];
-        self.engine.epoll.wait(&mut events, nix::sys::epoll::EpollTimeout::ZERO).expect("looks") > 0
+        self.engine.door.epoll.wait(&mut events, nix::sys::epoll::EpollTimeout::ZERO).expect("looks") > 0
     }
 }
 
@@ -156,7 +160,7 @@ fn who_finds_no_room_keeps_nobody_awake() {
     let mut sockets: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut fixture, |_| ())).collect();
     let path = fixture.path();
     let late = std::thread::spawn(move || connect(&path).expect("in the end"));
-    let mut comes = [PollFd::new(fixture.engine.listener.as_fd(), PollFlags::POLLIN)];
+    let mut comes = [PollFd::new(fixture.engine.door.listener.as_fd(), PollFlags::POLLIN)];
     poll(&mut comes, PollTimeout::NONE).expect("somebody comes");
     assert!(!fixture.settle(|_| true), "who waits outside");
     sockets.pop();

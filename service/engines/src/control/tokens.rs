@@ -11,6 +11,7 @@ use mccs_control::ControlRequest;
 use mccs_control::acts::{
     ActRefusal, NONCE_BYTES, Right, SignedAct, TokenAct, TokenMade, TokenState, TokenView, TokenWanted,
 };
+use mccs_ipc::hex;
 use ring::hmac;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
@@ -182,10 +183,10 @@ impl Tokens {
     /// # Errors
     /// Why not. Nothing of it is done then, and its nonce may come again.
     pub(super) fn judge(&self, signed: &SignedAct, now: Instant) -> Result<Judged, ActRefusal> {
-        let nonce = of_hex(&signed.nonce).ok_or_else(|| {
+        let nonce = hex::decode(&signed.nonce).ok_or_else(|| {
             ActRefusal::Unreadable(format!("a nonce has {} hexadecimal digits in lower case", 2 * NONCE_BYTES))
         })?;
-        let mac: Option<[u8; 32]> = of_hex(&signed.mac);
+        let mac: Option<[u8; 32]> = hex::decode(&signed.mac);
         let mut state = self.state();
         let text = signed.signed_text();
         // An id that there is not takes as long as one that there is: what this key says counts for nothing.
@@ -243,24 +244,7 @@ fn check_name(name: &str) -> Result<(), String> {
 fn random<const N: usize>() -> Result<String, String> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).map_err(|_| "the kernel gives no random numbers".to_owned())?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// The bytes of hexadecimal digits in lower case.
-fn of_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digit = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    let mut bytes = [0; N];
-    if text.len() != 2 * N {
-        return None;
-    }
-    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-    }
-    Some(bytes)
+    Ok(hex::encode(&bytes))
 }
 
 #[cfg(test)]
@@ -285,7 +269,7 @@ mod tests {
         let mut signed = SignedAct { id, nonce, mac: String::new(), body };
         let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
         let mac = hmac::sign(&key, signed.signed_text().as_bytes());
-        signed.mac = mac.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        signed.mac = hex::encode(mac.as_ref());
         signed
     }
 
@@ -315,7 +299,7 @@ mod tests {
         let mut zero = SignedAct { id: "00".repeat(ID_BYTES), ..signed() };
         let decoy = hmac::Key::new(hmac::HMAC_SHA256, &[0; SECRET_BYTES]);
         let mac = hmac::sign(&decoy, zero.signed_text().as_bytes());
-        zero.mac = mac.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        zero.mac = hex::encode(mac.as_ref());
         for (what, wrong) in [
             ("another act", SignedAct { body: "{\"act\":\"undrain\"}".into(), ..signed() }),
             ("another nonce", SignedAct { nonce: format!("{:032x}", 2), ..signed() }),

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mccs_exchange::protocol::Name;
+use mccs_ipc::hex;
 use mccs_store::election::{Holder, Office};
 use mccs_store::{Entry, Guard, Keys, Outcome, Revision, Store, StoreError, Transaction, Write};
 use rustls::pki_types::CertificateDer;
@@ -204,7 +205,7 @@ fn now_ns() -> u64 {
 fn fingerprint(certificate: &[u8]) -> String {
     let suite = rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13();
     let hash = suite.map(|suite| suite.common.hash_provider.hash(certificate));
-    hash.iter().flat_map(|hash| hash.as_ref()).map(|byte| format!("{byte:02x}")).collect()
+    hash.map_or_else(String::new, |hash| hex::encode(hash.as_ref()))
 }
 
 fn random_id() -> String {
@@ -212,7 +213,7 @@ fn random_id() -> String {
     let provider = rustls::crypto::ring::default_provider();
     // Without randomness no TLS would be there either.
     let _ = provider.secure_random.fill(&mut bytes);
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&bytes)
 }
 
 #[cfg(test)]

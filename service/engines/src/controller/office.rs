@@ -4,14 +4,18 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use mccs_controller::agent::{Agent, Obedience};
 use mccs_controller::election::Office;
 use mccs_controller::election::candidate::{Candidate, Claim};
-use mccs_controller::election::voter::Vote;
+use mccs_controller::election::voter::{Vote, Voter};
 use mccs_controller::messages::answer::StoreView;
 use mccs_exchange::protocol::Name;
+use mccs_runtime::Mailbox;
 use mccs_store::StoreError;
 use mccs_store::election::Holder;
 
+use super::identity::Identity;
+use super::input::{ControllerChoice, ControllerInput, ControllerSettings, StoreSettings};
 use super::shared_texts::SharedTexts;
 use super::store::{SharedHistory, StoreThreads, StoreWrite};
 use super::unix_time;
@@ -52,7 +56,42 @@ pub(super) struct InStore {
 }
 
 impl Elections {
-    pub(super) fn in_store(kind: String, threads: StoreThreads) -> Self {
+    /// The agent of this host, which obeys the elected controller, and this host's part in the election.
+    ///
+    /// # Errors
+    /// The store's or the exchange's files cannot be read.
+    pub(super) fn open(
+        settings: &ControllerSettings,
+        mailbox: &Mailbox<ControllerInput>,
+        now: Instant,
+    ) -> anyhow::Result<(Agent, Self)> {
+        let (candidates, store, vote_lease, host_timeout) = match &settings.choice {
+            ControllerChoice::Host(host) => return Ok((Agent::new(host.clone()), Elections::Configured)),
+            ControllerChoice::Elected { candidates, store, vote_lease, host_timeout } => {
+                (candidates.clone(), store, *vote_lease, *host_timeout)
+            }
+        };
+        let is_candidate = settings.may_be_here();
+        let (voter, elections) = match store {
+            Some(settings_of_store) => {
+                let StoreSettings { store, authority } = &**settings_of_store;
+                let identity = Identity::new(&settings.own, &settings.hosts, authority, &store.prefix());
+                let identity = identity.map_err(anyhow::Error::msg)?;
+                let engine = mailbox.sender();
+                let tell = Box::new(move |news| engine.send(ControllerInput::Store(news)).is_ok());
+                let threads = StoreThreads::start(store, identity, is_candidate, tell)?;
+                (None, Elections::in_store(format!("{:?}", store.kind).to_lowercase(), threads))
+            }
+            None => {
+                let (own, nhosts) = (&settings.own, settings.hosts.len());
+                let new = || Box::new(Candidate::new(own, &candidates, nhosts, vote_lease, host_timeout, now));
+                (Some(Voter::new(vote_lease)), Elections::ByOrder(is_candidate.then(new)))
+            }
+        };
+        Ok((Agent::obeying(Obedience::Elected { candidates, voter }), elections))
+    }
+
+    fn in_store(kind: String, threads: StoreThreads) -> Self {
         Elections::InStore(Box::new(InStore {
             kind,
             threads,

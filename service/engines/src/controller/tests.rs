@@ -1,10 +1,13 @@
-use super::ControllerFiles;
+use std::collections::BTreeSet;
+
 use mccs_controller::communicators::communicator::{ORDER_TIME, PAUSE};
 use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest, Standing};
 use mccs_controller::messages::message::Report;
 use mccs_controller::messages::outbox::{Output, Question, Ticket};
+use mccs_exchange::protocol::CommId;
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
+use super::outbox::BACKLOG_MAX;
 use super::*;
 
 fn name(text: &str) -> Name {
@@ -53,7 +56,7 @@ fn told(engine: &mut ControllerEngine, exchange: &Mailbox<Request>) -> Vec<(Name
     let mut told = Vec::new();
     while {
         engine.settle(Instant::now());
-        engine.push_backlog();
+        engine.outbox.push();
         let request = exchange.pop();
         if let Some(Request::Tell { to, body }) = &request {
             told.extend(ControllerMessage::decode(body).ok().map(|message| (to.clone(), message)));
@@ -76,7 +79,7 @@ fn what_a_controller_is_to_tell_is_bounded_and_told_anew_where_it_was_dropped() 
         let asks = Event::Told { from: name("b"), body: question.clone() };
         engine.take(ControllerInput::Exchange(asks), now);
         engine.settle(now);
-        assert!(engine.backlog.len() <= BACKLOG_MAX);
+        assert!(engine.outbox.len() <= BACKLOG_MAX);
     }
     let told = told(&mut engine, &exchange);
     let is_sync = |(_, message): &&(Name, ControllerMessage)| matches!(message, ControllerMessage::Sync { .. });
@@ -209,7 +212,7 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
         }
     }
     while {
-        let waits = engine.push_backlog();
+        let waits = engine.outbox.push();
         hear();
         waits
     } {}

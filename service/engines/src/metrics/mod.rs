@@ -13,7 +13,7 @@
 
 mod families;
 #[cfg(test)]
-mod fixture;
+mod guide;
 pub mod http;
 pub mod otlp;
 mod prometheus;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mccs_config::service::Otlp;
 use mccs_handover::Handover;
-use mccs_http::{Connection, Endpoint, Response};
+use mccs_http::{Connection, Endpoint, Request, Response};
 use mccs_registry::Overseer;
 use serde::Deserialize;
 
@@ -115,7 +115,7 @@ impl Push {
                 opened.with_answers_up_to(ANSWER_BYTES_MAX)
             }
         };
-        let response = connection.post(&self.path, None, body, until).map_err(|error| error.to_string())?;
+        let response = connection.post(&Request::new(&self.path, body), until).map_err(|error| error.to_string())?;
         self.connection = Some(connection);
         judge(&response)
     }

@@ -13,6 +13,7 @@ use mccs_handover::{
     EndedSession, Moment, PendingCommand, Phase, SessionCountersState, SessionPart, SessionState, StreamState,
     WithDescriptors,
 };
+use mccs_ipc::command::{Command, Completion};
 use mccs_ipc::handshake::{PeerCredentials, Socket};
 use mccs_ipc::queue::{Consumer, Producer};
 use mccs_ipc::shm::Mapping;
@@ -188,6 +189,19 @@ impl ResumedSession {
     }
 }
 
+/// The rings of a session, where the program before has left them: its end of the commands, and of the completions.
+fn resume_rings(
+    segment: &Arc<Mapping>,
+    state: &SessionState,
+) -> Result<(Consumer<Command>, Producer<Completion>), NotResumed> {
+    let layout = state.layout;
+    let (offset, capacity) = (layout.commands_offset, layout.commands_capacity);
+    let commands = Consumer::resume(Arc::clone(segment), offset, capacity, state.commands_consumed);
+    let (offset, capacity) = (layout.completions_offset, layout.completions_capacity);
+    let completions = Producer::resume(Arc::clone(segment), offset, capacity, state.completions_produced);
+    Ok((commands.map_err(NotResumed::session)?, completions.map_err(NotResumed::session)?))
+}
+
 impl SessionFactory {
     /// Makes a session of what the program before has handed over. `ids` are communicators by number.
     ///
@@ -216,12 +230,7 @@ impl SessionFactory {
         }
         let segment = Mapping::map(segment_fd.as_fd(), layout.segment_bytes).map_err(NotResumed::session)?;
         let segment = Arc::new(segment);
-        let (offset, capacity) = (layout.commands_offset, layout.commands_capacity);
-        let commands = Consumer::resume(Arc::clone(&segment), offset, capacity, state.commands_consumed);
-        let (offset, capacity) = (layout.completions_offset, layout.completions_capacity);
-        let completions = Producer::resume(Arc::clone(&segment), offset, capacity, state.completions_produced);
-        let commands = commands.map_err(NotResumed::session)?;
-        let completions = completions.map_err(NotResumed::session)?;
+        let (commands, completions) = resume_rings(&segment, &state)?;
         let again: Option<VecDeque<_>> = state.pending.iter().map(PendingCommand::command).collect();
         let again = again.ok_or_else(|| NotResumed::session("a command is none"))?;
         let replies = replies_of(&tenant);

@@ -369,6 +369,22 @@ impl TransportEngine {
         }
     }
 
+    /// Takes a channel off the engine. It leaves its links, and the proxy engine hears of the job's end if this was its last channel.
+    fn end_channel(
+        &mut self,
+        index: usize,
+        fault: Option<ChannelFault>,
+        leave: impl FnOnce(&mut dyn ChannelJob, &mut Links),
+    ) {
+        let Running { mut work, .. } = self.channels.swap_remove(index);
+        if let Some(links) = &mut self.links {
+            leave(&mut *work.job, links);
+        }
+        if let Some((to, message)) = work.whole.end(fault.map(Arc::new)) {
+            self.tell(to, message);
+        }
+    }
+
     /// Steps every channel once, or where several tenants have channels some of each: those first that have waited longest. Returns
     /// whether any did something, or is left to be stepped.
     fn step_channels(&mut self, cx: &Context) -> bool {
@@ -402,23 +418,11 @@ impl TransportEngine {
                     any = true;
                     let (since_ns, job, channel) = (*since_ns, job_number(work.whole.handle()), work.channel);
                     self.recorder.record(|at_ns| Record::Channel { since_ns, at_ns, job, channel });
-                    let Running { mut work, .. } = self.channels.swap_remove(index);
-                    if let Some(links) = &mut self.links {
-                        work.job.release(links);
-                    }
-                    if let Some((to, message)) = work.whole.end(None) {
-                        self.tell(to, message);
-                    }
+                    self.end_channel(index, None, |job, links| job.release(links));
                 }
                 Err(fault) if fault.is_of_peers_end() && work.job.listens() => {
                     any = true;
-                    let Running { mut work, .. } = self.channels.swap_remove(index);
-                    if let Some(links) = &mut self.links {
-                        work.job.hang_up(links);
-                    }
-                    if let Some((to, message)) = work.whole.end(Some(Arc::new(fault))) {
-                        self.tell(to, message);
-                    }
+                    self.end_channel(index, Some(fault), |job, links| job.hang_up(links));
                 }
                 Err(fault) => {
                     any = true;
@@ -430,10 +434,7 @@ impl TransportEngine {
                         self.fail_channels(links, &fault);
                     } else {
                         // Also work for other hosts on an engine that reaches none: both would be a bug, and neither may hang.
-                        let Running { work, .. } = self.channels.swap_remove(index);
-                        if let Some((to, message)) = work.whole.end(Some(Arc::new(fault))) {
-                            self.tell(to, message);
-                        }
+                        self.end_channel(index, Some(fault), |_, _| ());
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use mccs_http::{Connection, HttpError};
+use mccs_http::{Connection, HttpError, Request};
 
 use super::wire::{BeginWatch, EventKind, Range, Streamed, WatchAnswer, Watched};
 use crate::{Change, Revision, StoreError, Watch, WatchError};
@@ -32,7 +32,8 @@ impl EtcdWatch {
     ) -> Result<Self, HttpError> {
         let body = BeginWatch { create_request: Watched { range, start_revision: after.0 + 1 } };
         let body = serde_json::to_vec(&body).map_err(|_| HttpError::NoHttp("the request"))?;
-        match connection.begin("/v3/watch", token, &[REQUIRE_LEADER], &body, until)? {
+        let request = Request { token, headers: &[REQUIRE_LEADER], ..Request::new("/v3/watch", &body) };
+        match connection.begin(&request, until)? {
             200 => Ok(EtcdWatch { connection, prefix: prefix.to_owned(), partial: Vec::new() }),
             _ => Err(HttpError::NoHttp("it refuses to be watched")),
         }

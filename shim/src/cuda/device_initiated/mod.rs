@@ -110,6 +110,20 @@ struct Choice {
     combine_blocks: u32,
 }
 
+impl Choice {
+    /// A strategy's choice for a collective, or for a batch of `times` collectives.
+    fn of(strategy: &DeviceInitiatedStrategy, call: &CollectiveCall, payload_bytes: u64, times: u32) -> Self {
+        Choice {
+            is_by_kernels: strategy.choose(call.kind, payload_bytes).is_some(),
+            kernel: match times {
+                1 => strategy.kernel(call.kind, payload_bytes),
+                _ => strategy.batch_kernel(call.kind, payload_bytes),
+            },
+            combine_blocks: strategy.combine_blocks,
+        }
+    }
+}
+
 /// What was last read of the control page.
 struct KnownStrategy {
     /// Strategies that had been published.
@@ -335,14 +349,8 @@ impl DeviceInitiatedCommunicator {
         let (strides, blocks_max) = part.unwrap_or((Strides::close(checked.count), u32::MAX));
         let count = checked.kind.payload_count(checked.count, member.nranks) * u64::from(strides.batch.times);
         let payload_bytes = count * checked.dtype.size_bytes() as u64;
-        let ask = |strategy: &DeviceInitiatedStrategy| Choice {
-            is_by_kernels: strategy.choose(checked.kind, payload_bytes).is_some(),
-            kernel: match strides.batch.times {
-                1 => strategy.kernel(checked.kind, payload_bytes),
-                _ => strategy.batch_kernel(checked.kind, payload_bytes),
-            },
-            combine_blocks: strategy.combine_blocks,
-        };
+        let ask =
+            |strategy: &DeviceInitiatedStrategy| Choice::of(strategy, checked, payload_bytes, strides.batch.times);
         // SAFETY: the caller vouches for the stream.
         let (capture, choice) = unsafe {
             let is_captured = stream.is_capturing().map_err(cuda_error)?;

@@ -122,6 +122,30 @@ struct Joining<'a> {
     seat: Seat,
 }
 
+impl Joining<'_> {
+    /// The ranks of this host, and the payload from which collectives of all hosts go by rails; none if any rank has none.
+    fn agree_on_team(
+        &self,
+        from_bytes: u64,
+        may_fork: bool,
+        whole: &HostStagedCommunicator,
+    ) -> Result<Option<(Team, u64)>, Error> {
+        // Without an operator's wish there is no team to join; hosts whose operators wish for one are told.
+        let wanted = (from_bytes != u64::MAX).then(|| Team::join(self, may_fork));
+        let has_failed = matches!(wanted, Some(Err(_)));
+        let own = if has_failed { u64::MAX } else { from_bytes };
+        let from_bytes = whole.agree_on_max(own)?;
+        Ok(match wanted {
+            Some(Ok(team)) if from_bytes != u64::MAX => Some((team, from_bytes)),
+            Some(Err(error)) => {
+                tell_without(&error);
+                None
+            }
+            _ => None,
+        })
+    }
+}
+
 /// What is done in one order, under one lock.
 struct Order {
     /// Slices so far: the next one's slot goes on from there.
@@ -135,6 +159,29 @@ struct Order {
 
 fn tell_without(reason: &dyn std::fmt::Display) {
     log(LogLevel::Warning, || format!("GPUs of several hosts exchange by host memory alone: {reason}"));
+}
+
+/// Which calls of all ranks have several streams, and the most blocks of their teams' kernels.
+fn agree_on_forks(
+    forks: Forks,
+    layout: &Layout,
+    slots_bytes: u64,
+    context: &Context,
+    whole: &HostStagedCommunicator,
+) -> Result<(Forks, u32), Error> {
+    match forks {
+        Forks::WhereItPays if Plan::may_fork(layout, slots_bytes) => {
+            // The same on all ranks, by the smallest GPU.
+            let most = u64::from(u32::MAX);
+            let missing = whole.agree_on_max(most - u64::from(context.gpu().multiprocessors))?;
+            Ok(match forked_blocks((most - missing.min(most)) as u32) {
+                Some(blocks) => (Forks::WhereItPays, blocks),
+                None => (Forks::Never, 0),
+            })
+        }
+        Forks::WhereItPays => Ok((Forks::Never, 0)),
+        other => Ok((other, 32)),
+    }
 }
 
 impl Rails {
@@ -157,35 +204,11 @@ impl Rails {
             }
         };
         let seat = layout.seat(identity.rank);
-        // Where the operator wants none there is none to join; others, whose operators do, are told.
         let slots_bytes = SLOTS_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
-        let (forks, forked_blocks) = match forks {
-            Forks::WhereItPays if Plan::may_fork(&layout, slots_bytes) => {
-                // The same on all ranks, by the smallest GPU.
-                let most = u64::from(u32::MAX);
-                let missing = whole.agree_on_max(most - u64::from(context.gpu().multiprocessors))?;
-                match forked_blocks((most - missing.min(most)) as u32) {
-                    Some(blocks) => (Forks::WhereItPays, blocks),
-                    None => (Forks::Never, 0),
-                }
-            }
-            Forks::WhereItPays => (Forks::Never, 0),
-            other => (other, 32),
-        };
+        let (forks, forked_blocks) = agree_on_forks(forks, &layout, slots_bytes, context, whole)?;
         let may_fork = forks != Forks::Never;
         let joining = Joining { client, identity, context, layout: &layout, seat };
-        let wanted = (from_bytes != u64::MAX).then(|| Team::join(&joining, may_fork));
-        let has_failed = matches!(wanted, Some(Err(_)));
-        let own = if has_failed { u64::MAX } else { from_bytes };
-        let from_bytes = whole.agree_on_max(own)?;
-        let team = match wanted {
-            Some(Ok(team)) if from_bytes != u64::MAX => team,
-            Some(Err(error)) => {
-                tell_without(&error);
-                return Ok(None);
-            }
-            _ => return Ok(None),
-        };
+        let Some((team, from_bytes)) = joining.agree_on_team(from_bytes, may_fork, whole)? else { return Ok(None) };
         let (kernels, whole_id) = (kernels(context)?, identity.id);
         let each = layout.rails_each(seat.host);
         let numbers = seat.local * each..(seat.local + 1) * each;
@@ -205,13 +228,7 @@ impl Rails {
         let captures = numbers.zip(&rails).map(replayed).collect();
         let last_call = Event::new(context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { slices: 0, last_stream: None, last_call, left: false });
-        let p2p = match &team {
-            Team::Alone => None,
-            Team::Several { first, .. } => {
-                let (team, others) = (Arc::clone(first.p2p()), Arc::clone(whole.p2p()));
-                Some(Arc::new(RailsP2p::new(layout.clone(), seat, team, others, context.clone())?))
-            }
-        };
+        let p2p = team.p2p(&layout, seat, whole, context)?;
         let (context, rank) = (context.clone(), identity.rank);
         Ok(Some(Rails {
             ring: Ring::new(reduction_ring, layout.hosts()),
@@ -372,6 +389,19 @@ impl Drop for Rails {
 }
 
 impl Team {
+    /// The parts that sends and receives use; none for a rank that is alone at its host.
+    fn p2p(
+        &self,
+        layout: &Layout,
+        seat: Seat,
+        whole: &HostStagedCommunicator,
+        context: &Context,
+    ) -> Result<Option<Arc<RailsP2p>>, Error> {
+        let Team::Several { first, .. } = self else { return Ok(None) };
+        let (team, others) = (Arc::clone(first.p2p()), Arc::clone(whole.p2p()));
+        Ok(Some(Arc::new(RailsP2p::new(layout.clone(), seat, team, others, context.clone())?)))
+    }
+
     fn join(joining: &Joining<'_>, may_fork: bool) -> Result<Self, Error> {
         let &Joining { client, identity, context, layout, seat } = joining;
         let (rank, nranks) = (seat.local, layout.team(seat.host));

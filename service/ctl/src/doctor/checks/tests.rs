@@ -1,6 +1,7 @@
 //! Each finding, from facts that are made up.
 
 use mccs_config::service::ServiceConfig;
+use mccs_control::testing::{gpu, peer};
 use mccs_control::{GpuView, HostView};
 
 use super::super::host::RdmaPort;
@@ -34,32 +35,6 @@ fn host() -> HostFacts {
 
 fn config(text: &str) -> Configured {
     Configured::Right(Box::new(ServiceConfig::parse(text, "service.toml").expect("a configuration")))
-}
-
-fn gpu(name: &str) -> GpuView {
-    GpuView {
-        gpu: name.to_owned(),
-        name: "H200".to_owned(),
-        pci_bus_id: String::new(),
-        unreached: Vec::new(),
-        lost: None,
-        nics: Vec::new(),
-        nic_access: None,
-        nic_access_reason: None,
-    }
-}
-
-fn peer(name: &str) -> HostView {
-    HostView {
-        host: name.to_owned(),
-        address: "10.0.0.2:7400".parse().expect("an address"),
-        own: false,
-        up: true,
-        since_seconds: 1,
-        last_error: None,
-        rdma: None,
-        no_rdma: None,
-    }
 }
 
 /// What is found that is not well: check, verdict, and both texts.
@@ -187,7 +162,7 @@ fn hosts_that_are_down_and_certificates_that_end_are_told() {
     let plain = config("[service]\nname = \"a\"\n");
     let down = HostView { up: false, last_error: Some("refused".to_owned()), ..peer("b") };
     let facts = ServiceFacts { hosts: vec![HostView { own: true, ..peer("a") }, down], ..well() };
-    finds(&found(&plain, &service(facts), &host()), "cluster", Verdict::Problem, &["b (10.0.0.2:7400)", "refused"]);
+    finds(&found(&plain, &service(facts), &host()), "cluster", Verdict::Problem, &["b (127.0.0.1:1)", "refused"]);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
     let until = |end| service(ServiceFacts { certificate_end: Some(end), ..well() });
     finds(&found(&plain, &until(now - 1), &host()), "cluster", Verdict::Problem, &["has ended", "renew"]);

@@ -91,6 +91,20 @@ impl Memory {
         Ok(())
     }
 
+    /// The page that ranks share with the driver, and its descriptor: the one of these copy engines, or a new one.
+    pub(super) fn control_page(
+        &mut self,
+        engines: Option<(OwnedFd, Parts)>,
+    ) -> Result<(OwnedFd, Arc<ControlPage>), PrepareError> {
+        let Some((fd, parts)) = engines else {
+            let (fd, page) = ControlPage::create()?;
+            return Ok((fd, Arc::new(page)));
+        };
+        let page = Arc::clone(parts.page());
+        *self.parts() = Some(parts);
+        Ok((fd, page))
+    }
+
     pub(super) fn slots(&self, kind: SlotKind) -> &OnceLock<SlotSet> {
         match kind {
             SlotKind::Own => &self.slots[0],

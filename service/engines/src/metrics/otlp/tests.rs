@@ -3,13 +3,13 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
+use mccs_control::testing::overview;
 use mccs_registry::Registry;
 use mccs_runtime::{RuntimeOptions, Runtimes};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::metrics::v1::{metric::Data, number_data_point};
 
-use super::super::fixture::overview;
 use super::super::prometheus::render;
 use super::*;
 

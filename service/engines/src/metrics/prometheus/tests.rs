@@ -1,7 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::families::{Metrics, Number, nccl_name};
-use super::super::fixture::overview;
+use mccs_control::testing::overview;
+
+use super::super::families::inspector::nccl_name;
+use super::super::families::{Metrics, Number};
 use super::*;
 
 /// A sample's name, labels and value, read by the format's grammar: names, each label once, its text with `\\`, `\"` and `\n` alone escaped.

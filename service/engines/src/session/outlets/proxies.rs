@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mccs_device::cuda::{Importer, TwinMaker};
 use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, Execution, GpuUuid};
+use mccs_ipc::hex;
 use mccs_ipc::large::EnginesFrom;
 use mccs_ipc::timeline_semaphore::SemaphoreAccess;
 use mccs_registry::CommInfo;
@@ -73,7 +74,7 @@ impl Proxies {
         match &self.gpus {
             Err(reason) => Err(format!("this service has no GPUs: {reason}")),
             Ok(GpuProxy { ids: known, .. }) => known.iter().position(|gpu| gpu == uuid).ok_or_else(|| {
-                let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+                let hex = hex::encode(uuid);
                 format!("the service does not have the GPU with UUID {hex}; it has {} others", known.len())
             }),
         }

@@ -262,13 +262,18 @@ impl Sender {
                 self.posted += 1;
                 continue;
             }
-            let slot = self.slot(self.current);
-            if let Some(written) = self.written.get_mut(slot) {
-                written.copied = None;
-            }
-            self.end_message(self.next_part);
+            self.end_long_message();
         }
         Ok(())
+    }
+
+    /// All parts of the current message are posted, from its buffer: there is no copy.
+    fn end_long_message(&mut self) {
+        let slot = self.slot(self.current);
+        if let Some(written) = self.written.get_mut(slot) {
+            written.copied = None;
+        }
+        self.end_message(self.next_part);
     }
 
     /// The last one of the current message's `parts` has been written.
