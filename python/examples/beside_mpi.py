@@ -36,7 +36,7 @@ def main() -> None:
     # What is rare stays MPI's.
     right = mpi.allreduce(int((((rows @ weights) > 0) == labels).sum()))
     every = mpi.gather(weights.tobytes())
-    if mpi.rank == 0:
+    if every is not None:
         assert len(set(every)) == 1, "ranks have different weights"
         print(f"{mpi.size} ranks agree: {right / (ROWS * mpi.size):.1%} of the rows are on their side")
 

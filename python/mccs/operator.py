@@ -50,43 +50,53 @@ class Operator:
             raise Refused(done.stderr.strip())
         return answer
 
+    def _rows(self, command: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.ask(command)[command]
+        return rows
+
+    def _policy(self, command: str, key: str, *words: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self.ask("policy", command, *words)["controller"][key]
+        return answer
+
     # What there is: a row each.
 
     def hosts(self) -> list[dict[str, Any]]:
         """Hosts of the cluster, and whether their services can be reached."""
-        return self.ask("hosts")["hosts"]
+        return self._rows("hosts")
 
     def gpus(self) -> list[dict[str, Any]]:
         """GPUs of this service."""
-        return self.ask("gpus")["gpus"]
+        return self._rows("gpus")
 
     def sessions(self) -> list[dict[str, Any]]:
         """Connected processes."""
-        return self.ask("sessions")["sessions"]
+        return self._rows("sessions")
 
     def communicators(self) -> list[dict[str, Any]]:
         """Communicators of this host and their counters."""
-        return self.ask("communicators")["communicators"]
+        return self._rows("communicators")
 
     def joining(self) -> list[dict[str, Any]]:
         """Communicators that wait for ranks, and for which."""
-        return self.ask("joining")["joining"]
+        return self._rows("joining")
 
     def failed(self) -> list[dict[str, Any]]:
         """Communicators that failed within the last hour, and why."""
-        return self.ask("failed")["failed"]
+        return self._rows("failed")
 
     def flows(self) -> list[dict[str, Any]]:
         """Flows to and from other hosts."""
-        return self.ask("flows")["flows"]
+        return self._rows("flows")
 
     def engines(self) -> dict[str, list[dict[str, Any]]]:
         """Threads by ``runtimes``, and what they poll by ``engines``."""
-        return self.ask("engines")["engines"]
+        engines: dict[str, list[dict[str, Any]]] = self.ask("engines")["engines"]
+        return engines
 
     def why_stuck(self, communicator: int) -> dict[str, Any]:
         """Whom a communicator waits for."""
-        return self.ask("why-stuck", communicator)
+        answer: dict[str, Any] = self.ask("why-stuck", communicator)
+        return answer
 
     # What is to change.
 
@@ -135,19 +145,19 @@ class Operator:
 
     def diff_policy(self, file: str | os.PathLike[str]) -> dict[str, Any]:
         """What a policy file would change of every communicator."""
-        return self.ask("policy", "diff", os.fspath(file))["controller"]["diff"]
+        return self._policy("diff", "diff", os.fspath(file))
 
     def apply_policy(self, file: str | os.PathLike[str]) -> dict[str, Any]:
         """Puts a policy in force, on all hosts or on none. Says what has changed."""
-        return self.ask("policy", "apply", os.fspath(file))["controller"]["applied"]
+        return self._policy("apply", "applied", os.fspath(file))
 
     def roll_back_policy(self) -> dict[str, Any]:
         """Puts the previous policy in force again. Says what has changed."""
-        return self.ask("policy", "rollback")["controller"]["applied"]
+        return self._policy("rollback", "applied")
 
     def policy(self) -> dict[str, Any]:
         """What is in force, and which file differs."""
-        return self.ask("policy", "show")["controller"]["show"]
+        return self._policy("show", "show")
 
 
 def table(rows: list[dict[str, Any]]) -> pandas.DataFrame:
