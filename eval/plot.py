@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def pyplot():
-    """Imports matplotlib; checking does without it."""
+    """What draws; checking does without it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -30,7 +30,7 @@ def spread(values):
 
 
 def measured(data, jobs):
-    """Results of scenario.py, in the form of the simulator's figures."""
+    """What scenario.py has found, as the simulator tells its figures."""
     def of(rounds):
         return {job: {"busbw_gb_s": spread([one[job]["busbw_gbps"] for one in rounds]),
                       "completion_s": spread([one[job]["seconds"] for one in rounds])} for job in jobs}
@@ -39,7 +39,7 @@ def measured(data, jobs):
 
 
 def panels(variants, jobs):
-    """Contents of a drawing: a title, and a figure of each variant."""
+    """What is drawn: a title, and a figure of each variant."""
     if not jobs:
         yield "all jobs, bus bandwidth, GB/s", [variant["aggregate_gb_s"] for variant in variants]
         yield "speed-up of collectives", [variant["speedup"] for variant in variants]
@@ -111,7 +111,7 @@ def over_time(data):
     said = data.get("scenario", {}).get("moment") or [
         {"name": "flow", "what": "another flow begins"}, {"name": "change", "what": "sent over the other path, or not"}]
     marks = [(moment["name"], moment["what"]) for moment in said]
-    # The first round of the configuration in which the most happened.
+    # Where the most happened: its first round.
     moments = max((rounds[0]["moments_s"] for rounds in data["rounds"].values()), key=len)
     axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
     for name, what in marks:
@@ -141,7 +141,7 @@ def recovery(data):
 
 
 def kind_of(data):
-    """The function that draws it."""
+    """What draws it."""
     if "lengths" in data:
         return by_length
     if "scenario" in data and "moment" not in data["scenario"]:
@@ -150,7 +150,7 @@ def kind_of(data):
 
 
 def source(path):
-    """A figure's data and author, as it says itself."""
+    """What a figure is drawn from and by, as it says itself."""
     digest = hashlib.sha256(Path(__file__).read_bytes() + path.read_bytes())
     return f"{path.name}, with plot.py sha256 {digest.hexdigest()}"
 

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::copiers;
 
@@ -57,6 +58,7 @@ driver! {
     fn cuCtxPopCurrent_v2(context: *mut Handle);
     fn cuCtxGetCurrent(context: *mut Handle);
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: u64);
+    fn cuMemGetInfo_v2(free: *mut usize, all: *mut usize);
     fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint);
     fn cuMemHostUnregister(ptr: *mut c_void);
     fn cuStreamCreate(stream: *mut Handle, flags: c_uint);
@@ -188,6 +190,17 @@ impl Gpu {
         self.0.ordinal
     }
 
+    /// Whether it does nothing any more: its context answers every call with an error.
+    fn is_lost(self) -> bool {
+        let asks = || {
+            let _current = Current::new(self.0.driver, self.0.handle)?;
+            let (mut free, mut all) = (0, 0);
+            // SAFETY: room for both.
+            ok(unsafe { (self.0.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut all) })
+        };
+        asks().is_err()
+    }
+
     /// New memory, which other processes can map.
     pub(crate) fn allocate(self, bytes: usize) -> Result<(u64, IpcHandle), CallFailed> {
         let Context { driver, handle, .. } = self.0;
@@ -313,20 +326,37 @@ impl Drop for Pinned {
 /// A copy that is under way.
 #[derive(Debug)]
 enum Part {
-    /// Done when the word has reached the value.
-    Word(&'static AtomicU64, u64),
+    /// Done when the word has reached the value, which the GPU's stream writes.
+    Word(Gpu, &'static AtomicU64, u64),
     /// Done when no piece is left.
     Pieces(Arc<AtomicUsize>),
 }
+
+impl Part {
+    fn is_done(&self) -> bool {
+        match self {
+            Part::Word(_, word, value) => word.load(Ordering::Acquire) >= *value,
+            Part::Pieces(left) => left.load(Ordering::Acquire) == 0,
+        }
+    }
+
+    /// Whether it never will be.
+    fn is_in_vain(&self) -> bool {
+        matches!(self, Part::Word(gpu, ..) if gpu.is_lost()) && !self.is_done()
+    }
+}
+
+/// Copies take microseconds. After so long a GPU is asked whether it is lost.
+const ASKS_AFTER: Duration = Duration::from_millis(20);
 
 /// Copies that are under way; none is done.
 #[derive(Debug, Default)]
 pub(crate) struct Pending(Vec<Part>);
 
 impl Pending {
-    /// One more, which is done when `word` has reached `value`.
-    fn note(&mut self, word: &'static AtomicU64, value: u64) {
-        self.0.push(Part::Word(word, value));
+    /// One more, which is done when the GPU's stream has written `value` to `word`.
+    fn note(&mut self, gpu: Gpu, word: &'static AtomicU64, value: u64) {
+        self.0.push(Part::Word(gpu, word, value));
     }
 
     /// One more, in pieces.
@@ -335,17 +365,21 @@ impl Pending {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.0.iter().all(|part| match part {
-            Part::Word(word, value) => word.load(Ordering::Acquire) >= *value,
-            Part::Pieces(left) => left.load(Ordering::Acquire) == 0,
-        })
+        self.0.iter().all(Part::is_done)
     }
 
-    /// Waits: for microseconds, unless the GPU is lost. Does what there is to be done by processors.
+    /// Waits until nothing is copied any more: copies of a GPU that is lost are given up. Does what there is to be done by processors.
     pub(crate) fn wait(&self) {
+        let mut asked = Instant::now();
         while !self.is_done() {
             if !copiers::help() {
                 std::thread::yield_now();
+            }
+            if asked.elapsed() >= ASKS_AFTER {
+                if self.0.iter().all(|part| part.is_done() || part.is_in_vain()) {
+                    return;
+                }
+                asked = Instant::now();
             }
         }
     }
@@ -491,7 +525,7 @@ impl Copies {
         };
         // SAFETY: the caller's promise.
         unsafe { engine.copy(to, from, bytes, is_within)? };
-        pending.note(engine.word, engine.launched);
+        pending.note(gpu, engine.word, engine.launched);
         Ok(())
     }
 }
