@@ -9,6 +9,7 @@ use crate::validate::{Problems, Validate};
 
 /// A change. What is absent stays as it is. Communicators whose collectives GPUs carry out have `large_from`, `ll128` and `max_ctas`, all others the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct StrategyChange {
     /// How collectives are carried out.
@@ -42,6 +43,7 @@ pub struct StrategyChange {
 
 /// `[[flow]]`: the way of one flow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FlowChoice {
     /// Its channel.

@@ -10,6 +10,7 @@ use crate::validate::{Problems, Validate};
 
 /// A whole `console.toml`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ConsoleConfig {
     /// The console itself.
@@ -18,6 +19,7 @@ pub struct ConsoleConfig {
 
 /// `[console]`: addresses, names and the service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ConsoleSection {
     /// Where to listen, over HTTP. Whoever reaches it may look; port 0: the kernel chooses one.

@@ -35,6 +35,7 @@ pub const RANK_VARIABLES: [&str; 8] = [
 
 /// A whole `job.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct JobFile {
     /// The services that the jobs use, one a host.
@@ -62,6 +63,7 @@ pub struct JobFile {
 
 /// `[service]`: the services that the jobs use, one a host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ServiceRun {
     /// Whether the launcher starts them, in private runtime folders. Otherwise `config_file` is of those that run.
@@ -75,6 +77,7 @@ pub struct ServiceRun {
     /// The content of a `service.toml`, which may have places too; read by [`JobFile::service_config`]. The launcher
     /// adds the tenants that jobs name, and gives each its own socket.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<serde_json::Map<String, serde_json::Value>>"))]
     pub config: Option<toml::Table>,
     /// Time to say that it is ready.
     pub ready_timeout: DurationText,
@@ -88,6 +91,7 @@ impl Default for ServiceRun {
 
 /// `[ssh]`: how hosts are reached over ssh.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Ssh {
     /// The client.
@@ -110,6 +114,7 @@ impl Default for Ssh {
 
 /// `[run]`: how the run is watched and where its output goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Run {
     /// Time to reach all hosts.
@@ -146,6 +151,7 @@ impl Default for Run {
 
 /// What stands before a process's lines on the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Prefix {
     /// `[job rank]`, or the process's role; and the host's name, where the file has hosts.
@@ -156,6 +162,7 @@ pub enum Prefix {
 
 /// `[[run.operator]]`: a command whose output shows the service from outside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct OperatorView {
     /// Program and arguments; `{control}` is the path of the control socket, `{output}` the folder of the logs.
@@ -170,6 +177,7 @@ pub struct OperatorView {
 
 /// `[[job]]`: processes that form one communicator's ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Job {
     /// Name, as in `MCCS_JOB`, prefixes and log files.

@@ -8,6 +8,7 @@ use crate::validate::Problems;
 
 /// What a kind of jobs gets. Absent: as `service.toml` has it for a tenant.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct JobTerms {
     /// The tenant of `policy.toml` whose caps, shares and priority hold for all such jobs together. Absent: one of the kind's name.

@@ -13,6 +13,7 @@ use crate::validate::{Problems, Validate};
 
 /// A whole `kubernetes.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct KubernetesFile {
     /// The service's `runtime_dir`.
@@ -38,6 +39,7 @@ pub struct KubernetesFile {
 
 /// A kind of tenants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct KubernetesTenant {
     /// Containers of a node that may have one at once.

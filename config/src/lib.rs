@@ -25,6 +25,7 @@ pub mod job_terms;
 pub mod kubernetes;
 pub mod limits;
 pub mod policy;
+pub mod schema;
 pub mod service;
 pub mod slurm;
 pub mod template;

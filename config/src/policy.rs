@@ -21,6 +21,7 @@ use crate::validate::{Problems, Validate, nearest};
 
 /// A whole `policy.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PolicyFile {
     /// Which policy. Required: a file that lost its content lifts no cap.
@@ -38,6 +39,7 @@ pub struct PolicyFile {
 
 /// `[policy]`: who decides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PolicySection {
     /// Name of the policy.
@@ -122,6 +124,7 @@ impl<'de> Deserialize<'de> for Channels {
 
 /// Where ring orders come from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Rings {
     /// The policy: as few crossings between racks as possible.
@@ -133,6 +136,7 @@ pub enum Rings {
 
 /// `[[tenant]]`: what a tenant may have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TenantRule {
     /// As in `service.toml`.
@@ -169,6 +173,7 @@ fn default_weight() -> u32 {
 
 /// `[[reserve]]`: paths that other tenants keep off.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Reserve {
     /// Whose.
@@ -179,6 +184,7 @@ pub struct Reserve {
 
 /// `[[window]]`: a time at which a tenant may send, once a period of the cluster's common clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Window {
     /// Whose.

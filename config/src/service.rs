@@ -48,6 +48,7 @@ pub use tenant::{TENANT_SOCKET, TENANTS_FOLDER, TenantConfig};
 
 /// A whole `service.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ServiceConfig {
     /// The service itself.
@@ -91,6 +92,7 @@ pub struct ServiceConfig {
 
 /// `[service]`: its name and where its sockets are.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ServiceSection {
     /// Name that the operator's tool shows. Absent: the host's name.
@@ -112,6 +114,7 @@ pub struct ServiceSection {
 pub const CONTROL_SOCKET: &str = "mccs-control.sock";
 /// `[limits]`: sizes and times that hold for every session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Slots of a session's command ring.

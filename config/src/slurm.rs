@@ -13,6 +13,7 @@ use crate::validate::{Problems, Validate};
 
 /// A whole `slurm.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct SlurmFile {
     /// The service's `runtime_dir`.
@@ -43,6 +44,7 @@ pub struct SlurmFile {
 
 /// `without_service`: what becomes of a job on a host whose service cannot be reached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum WithoutService {
     /// Its prolog fails: Slurm drains the host, and runs the job elsewhere.

@@ -20,6 +20,7 @@ use crate::validate::{Problems, Validate, nearest};
 
 /// A whole `topology.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TopologyFile {
     /// What links carry.
@@ -43,6 +44,7 @@ pub struct TopologyFile {
 
 /// `[rates]`: bits per second of each direction of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
     /// Between a host and its leaf; each NIC of a host that lists its NICs may say otherwise.
@@ -54,6 +56,7 @@ pub struct Rates {
 
 /// `[[leaf]]`: a switch that hosts hang on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Leaf {
     /// Name.
@@ -63,6 +66,7 @@ pub struct Leaf {
 /// `[[spine]]`: a switch that joins leaves, and how a flow is steered over it. With neither ports nor a code point nothing
 /// can be steered there, and flows reach it by the switches' hash only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Spine {
     /// Name, also of the path over it.
@@ -77,6 +81,7 @@ pub struct Spine {
 
 /// `[[link]]`: the rate of one link between a leaf and a spine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct LinkRate {
     /// Lower end.
@@ -89,6 +94,7 @@ pub struct LinkRate {
 
 /// `[[class]]`: a queue that all switches have. They serve it before those of lower priorities, and before all other packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Class {
     /// As policies give it to tenants, from 1.
@@ -99,6 +105,7 @@ pub struct Class {
 
 /// `[[host]]`: a host, by its `service.name`. Either `leaf`, for one NIC that all devices share, or a list of NICs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Host {
     /// Name.
@@ -120,6 +127,7 @@ fn default_devices() -> u32 {
 
 /// `[[host.nic]]`: a NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Nic {
     /// Where it hangs.

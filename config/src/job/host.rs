@@ -18,6 +18,7 @@ pub const PLACES: [&str; 5] = ["host", "index", "address", "port", "runtime_dir"
 /// `[[host]]`: a machine, or a part of one, with a service of its own. At most one of `ssh`, `fabric` and `namespace`
 /// says how to get there; without one it is this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Host {
     /// Name, as in `MCCS_HOST`, prefixes and log files.

@@ -11,6 +11,7 @@ use crate::validate::{Problem, nearest};
 
 /// In which order ranks go to hosts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// Consecutive ranks on a host.

@@ -11,6 +11,7 @@ use crate::validate::{Problems, nearest};
 /// `[controller]`: the host whose service has the controller role, or those of which one is elected. The same on all hosts; the
 /// files are read on those alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Controller {
     /// Its name among the hosts. Services obey no other. Absent: it is elected.

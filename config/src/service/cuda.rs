@@ -12,6 +12,7 @@ use crate::validate::Problems;
 
 /// `[cuda]`: GPUs of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Cuda {
     /// Whether the service uses them.
@@ -133,6 +134,7 @@ fn normal(name: &str) -> Option<String> {
 
 /// Who carries collectives out between GPUs of one host. Across hosts, services always do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CudaExecution {
     /// Kernels in the ranks' own streams, as the service says.
@@ -145,6 +147,7 @@ pub enum CudaExecution {
 
 /// How streams and the service wait for each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CudaOrdering {
     /// Short data by a kernel that copies and waits, longer data by the driver's stream memory operations.
@@ -160,6 +163,7 @@ pub enum CudaOrdering {
 
 /// How memory of GPUs goes from process to process (decision 039).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CudaHandles {
     /// By the driver's handles, where it opens them, and otherwise by file descriptors.
@@ -171,6 +175,7 @@ pub enum CudaHandles {
 
 /// Whether ranks of several processes may share a GPU in one communicator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CudaDuplicateGpus {
     /// They take turns there.
@@ -182,6 +187,7 @@ pub enum CudaDuplicateGpus {
 
 /// How data come from GPUs to NICs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CudaGpuDirect {
     /// NICs read and write memory of GPUs where they can, by dma-buf or by the peer-memory module.
@@ -193,6 +199,7 @@ pub enum CudaGpuDirect {
 
 /// Whether GPUs of this host reach each other's memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CudaPeerAccess {
     /// As the driver says, and as is tried at start.
@@ -204,6 +211,7 @@ pub enum CudaPeerAccess {
 
 /// Whether the service uses GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CudaUse {
     /// If there are any; it says at start what it lacks.

@@ -52,6 +52,7 @@ impl<'de> Deserialize<'de> for Address {
 
 /// `[exchange]`: this service's end of the links to other hosts' services.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Exchange {
     /// Where to accept links.
@@ -101,6 +102,7 @@ fn default_reconnect_max() -> DurationText {
 
 /// `[[host]]`: a host with a service, this one included. The list is the same on all hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct HostConfig {
     /// Its `service.name`, which its certificate confirms.

@@ -8,6 +8,7 @@ use crate::validate::{Problems, Validate};
 
 /// `[host_device]`: the device of host memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct HostDevice {
     /// Collectives to which a rank contributes up to this much are done by the ranks themselves, on a shared-memory exchange that the

@@ -8,6 +8,7 @@ use crate::validate::Problems;
 
 /// `[metrics]`: metrics for Prometheus, for a collector, or for both.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
     /// Where to listen for Prometheus. Whoever reaches it may read; port 0: the kernel chooses one. Absent: nowhere.

@@ -13,6 +13,7 @@ pub const OBSERVERS_SOCKET: &str = "mccs-observers.sock";
 
 /// `[observers]`: users that may ask what `mccsctl` shows, and change nothing. The console is one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Observers {
     /// Their socket, relative to the runtime folder.
@@ -28,6 +29,7 @@ fn default_socket() -> PathBuf {
 
 /// A user of this host: the number, or the name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum User {
     /// The number.

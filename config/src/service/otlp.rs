@@ -17,6 +17,7 @@ const OWN_ATTRIBUTES: [&str; 4] = ["service.name", "service.version", "service.i
 
 /// `[metrics.otlp]`: metrics by OTLP over HTTP, with JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Otlp {
     /// Where the collector takes metrics.

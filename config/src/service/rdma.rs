@@ -17,6 +17,7 @@ const SOURCE_PORT_MIN: u16 = 49_152;
 
 /// `[rdma]`: flows over RDMA. The hosts of a communicator agree, as its ranks join, on what it begins with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Rdma {
     /// Whether flows go over RDMA.
@@ -81,6 +82,7 @@ impl Default for Rdma {
 
 /// What carries flows to other hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TransportKind {
     /// Sockets.
@@ -109,6 +111,7 @@ impl FromStr for TransportKind {
 
 /// Whether flows go over RDMA.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RdmaUse {
     /// Those of a communicator all of whose hosts can; else over TCP.

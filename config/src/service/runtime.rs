@@ -14,6 +14,7 @@ pub const MOVER_THREAD: &str = "mccs-move-";
 
 /// `[runtime]`: threads and engines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Runtime {
     /// Transport engines at the start. Absent: one for each core of the host that the service runs on.
@@ -52,6 +53,7 @@ impl Default for Runtime {
 
 /// How CPUs are chosen for threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Affinity {
     /// On a host of several NUMA nodes: on that of the NICs, or GPUs, that they work for. Elsewhere anywhere.
@@ -96,6 +98,7 @@ impl Runtime {
 
 /// Which engines share a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// The daemon engines and the proxy share runtimes with transport engines; few threads.

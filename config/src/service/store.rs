@@ -11,6 +11,7 @@ use crate::validate::Problems;
 
 /// `[store]`: the same on all hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Store {
     /// What it is.
@@ -48,6 +49,7 @@ pub struct Store {
 
 /// What a store is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StoreKind {
     /// etcd v3.

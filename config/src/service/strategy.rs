@@ -7,6 +7,7 @@ use super::tcp::FlowPath;
 /// `[strategy]`: what a communicator starts with, until the operator decides otherwise. Hosts that share communicators need the
 /// same: set-up fails, and names the host, where they differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Strategy {
     /// The algorithm of collectives, or the choice left to the service.
@@ -38,6 +39,7 @@ impl Default for Strategy {
 
 /// The operator's algorithm of collectives, or the choice left to the service.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AlgorithmChoice {
     /// What the cost model picks for the size.
@@ -75,6 +77,7 @@ impl AlgorithmChoice {
 
 /// How GPUs of several hosts reduce.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Reductions {
     /// Each host exchanges with every other.

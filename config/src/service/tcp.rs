@@ -14,6 +14,7 @@ use crate::validate::Problems;
 
 /// `[tcp]`: flows of the TCP transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Tcp {
     /// This host's address for flows, also the one they are sent from. Absent: that of `exchange.listen`, or where that is
@@ -110,6 +111,7 @@ impl<'de> Deserialize<'de> for Ports {
 
 /// `[[strategy.path]]`: a way through the network. What is absent is as `[tcp]` says. All of it is the sender's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct FlowPath {
     /// Device that flows leave the sending host by. Over TCP the name of a network interface, from whose address they are sent; over RDMA

@@ -22,6 +22,7 @@ pub const TENANT_SOCKET: &str = "mccs.sock";
 
 /// `[[tenant]]`: an owner of jobs, its socket and its quotas.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
     /// Name that the operator's tool shows.

@@ -9,6 +9,7 @@ mod drain;
 mod paths;
 mod policy;
 mod reconfigure;
+mod schema;
 mod show;
 mod steering;
 mod stuck;
@@ -37,6 +38,7 @@ use crate::doctor::Doctor;
 use crate::drain::Drain;
 use crate::policy::{Link, PolicyCommand};
 use crate::reconfigure::Reconfigure;
+use crate::schema::Schema;
 use crate::steering::SteeringCommand;
 use crate::tenant::TenantCommand;
 use crate::token::TokenCommand;
@@ -141,6 +143,7 @@ enum Command {
     Watch(Watch),
     Trace(Trace),
     MergeTraces(MergeTraces),
+    Schema(Schema),
     /// Print completions for a shell. Asks no service.
     Completions {
         /// Which shell.
@@ -205,6 +208,7 @@ impl Command {
             | Command::Watch(_)
             | Command::Trace(_)
             | Command::MergeTraces(_)
+            | Command::Schema(_)
             | Command::Completions { .. }
             | Command::Keys { .. } => Vec::new(),
         })
@@ -246,6 +250,7 @@ fn main() -> ExitCode {
         Command::Watch(watch) => watch.run(socket, json),
         Command::Trace(trace) => trace.run(socket),
         Command::MergeTraces(merge) => merge.run(),
+        Command::Schema(schema) => schema.run(),
         Command::Show if json => Document::Show.pretty(socket).map(|text| say!("{text}")).map_err(Into::into),
         Command::WhyStuck { communicator } if !json => stuck::why_stuck(socket, *communicator),
         command => {
