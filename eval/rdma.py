@@ -146,7 +146,7 @@ def cores_awake():
 
 
 def inside(rounds):
-    """On the machine: prints a JSON line for every measurement. What is compared is measured right after another."""
+    """On the machine: prints a JSON line for every measurement. Both sides are measured right after each other."""
     for number in range(rounds):
         for what, (lengths, sides) in SIDES.items():
             for message in lengths:

@@ -61,7 +61,7 @@ def levels(scenario, variant):
 
 
 def of_simulated(scenario, variant, rounds, foretold):
-    """By job: completion time, of the simulated one. Where a hash decides that is of the same flows on the same ways, which are others in every
+    """By job: completion time, of the simulated one. If a hash decides, it is of the same flows on the same paths, which are others in every
     round; elsewhere what was `foretold`."""
     def expected(records_):
         hashed = [flow for record in records_.values() for flow in record.get("hashed", [])]

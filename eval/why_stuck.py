@@ -255,7 +255,7 @@ def report(options, hosts, faults, healthy):
         late, wrong = (sum(one[name] for one in those) for name in ("late_answers", "late_wrong"))
         rows.append([words, len(those), f"{len(good)} ({len(good) / len(those):.0%})", spread(good) if good else "-", f"{wrong} of {late}"])
     heads = ["fault", "how many", f"named within {ALLOWED_S:.0f} s", "after, s", f"wrong answers of those asked {SETTLED_S:.0f} s after it or later"]
-    text = (f"# Who is stuck ({len(faults)} faults)\n\nAll-reduces of {options.bytes} over {hosts} hosts x {options.ranks_per_host} ranks, 2 ms "
+    text = (f"# Stuck jobs ({len(faults)} faults)\n\nAll-reduces of {options.bytes} over {hosts} hosts x {options.ranks_per_host} ranks, 2 ms "
             "apart. Asked again and again, on a host at random that the fault leaves alone, until 5 s after the fault: *named* is from the "
             "fault to the first answer that is right and has no wrong one after it (median, and smallest to largest). Right is the rank "
             "alone, with its host, process and the number of the call that it has not made; the host that does not answer alone; or "

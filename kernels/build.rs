@@ -12,12 +12,12 @@ use std::process::{Command, ExitCode};
 const ARCHITECTURES: [u32; 3] = [80, 90, 100];
 /// Sources, by the variable that is to hold the image.
 const SOURCES: [(&str, &str); 3] = [("mccs", "COMPILED"), ("puts", "PUTS_COMPILED"), ("stage", "STAGE_COMPILED")];
-/// Where headers for programs' own kernels are.
+/// Folder of headers for programs' own kernels.
 const PROGRAMS_HEADERS: &str = "../shim/include";
-/// What is compiled with these, and without the others.
+/// Source that is compiled with these, and without the others.
 const PROGRAMS_KERNELS: &str = "cuda/puts.cu";
 const PROGRAMS_HEADER: &str = "../shim/include/mccs/device.cuh";
-/// What names a compiler, in the order of preference.
+/// Variables that name a compiler, in the order of preference.
 const VARIABLES: [&str; 4] = ["MCCS_NVCC", "CUDA_HOME", "CUDA_PATH", "PATH"];
 
 fn main() -> ExitCode {
@@ -74,7 +74,7 @@ fn nvcc() -> Option<PathBuf> {
     })
 }
 
-/// What a compiler cannot do that is needed. One that just lies about is not to break the build where none at all would not.
+/// A needed ability that a compiler lacks. One that just lies about is not to break the build where none at all would not.
 fn lacks(nvcc: &Path) -> Option<String> {
     let says = |argument: &str| {
         let output = Command::new(nvcc).arg(argument).output();
@@ -87,7 +87,7 @@ fn lacks(nvcc: &Path) -> Option<String> {
     architecture.or_else(|| (!compresses()).then(|| "--compress-mode".into()))
 }
 
-/// Where the compiler's Python packages put it, if the python3 on the path has them.
+/// Folder in which the compiler's Python packages put it, if the python3 on the path has them.
 fn python_packages() -> Option<PathBuf> {
     let script = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let output = Command::new("python3").args(["-c", script]).output().ok().filter(|output| output.status.success())?;
@@ -126,7 +126,7 @@ fn compile(nvcc: &Path, source: &str, image: &Path) -> Result<(), String> {
     Err(lines.trim().replace('\n', "; "))
 }
 
-/// Where, in the target folder, the image of these sources by this compiler with these arguments is kept.
+/// Path, in the target folder, of the image of these sources by this compiler with these arguments.
 fn kept(nvcc: &Path, source: &str, arguments: &[String]) -> io::Result<PathBuf> {
     let mut key = DefaultHasher::new();
     (Command::new(nvcc).arg("--version").output()?.stdout, arguments).hash(&mut key);

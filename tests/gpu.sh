@@ -102,7 +102,7 @@ nvidia-smi -L | sed 's/ (UUID.*//'
 perf=$MCCS_BIN/mccs-cuda-perf
 summary=${OUT:-$work}/gpu-checks.md
 {
-    echo "# What was checked on GPUs"
+    echo "# Checks on GPUs"
     echo
     echo "- commit: ${MCCS_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}; command: \`tests/gpu.sh $asked\`; $(date -u +%F)"
     echo "- machine: $gpus x $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1 | sed 's/, /, driver /'), $(nproc) cores"

@@ -1,5 +1,5 @@
 //! A control socket without a service: answers as one of 100 hosts with 1,000 communicators would, for the console's tests and figures.
-//! What it tells moves: counters rise with time, one communicator stands still, and names are those of a hostile tenant.
+//! Its figures move: counters rise with time, one communicator stands still, and names are those of a hostile tenant.
 //!
 //! `crowd SOCKET [COMMUNICATORS [HOSTS]]`; `ready` on standard output says that it listens.
 
@@ -229,7 +229,7 @@ fn main() -> anyhow::Result<()> {
     let communicators = arguments.next().map_or(Ok(1000), |text| text.parse())?;
     let hosts = arguments.next().map_or(Ok(100), |text| text.parse())?;
     let crowd: &Crowd = Box::leak(Box::new(Crowd { began: Instant::now(), communicators, hosts }));
-    // What no service would say is no crowd's answer.
+    // The crowd answers only as a service would.
     let controller = |request| ControlRequest::Controller { request };
     let (show, history) = (controller(ControllerRequest::Show), controller(ControllerRequest::History { acts: false }));
     let stuck = ControlRequest::WhyStuck { communicator: STILL };

@@ -49,7 +49,7 @@ pub async fn act(turn: OwnedSemaphorePermit, socket: PathBuf, act: SignedAct) ->
     }
 }
 
-/// What the service answered, as HTTP has it.
+/// The service's answer, as HTTP has it.
 pub fn outcome(told: ControlAnswer) -> Answer {
     match told {
         ControlAnswer::ActRefused(refusal) => refused(&refusal),

@@ -29,10 +29,11 @@ impl Body for Whole {
     }
 }
 
-/// What goes back to a browser.
+/// An answer to a browser.
 pub type Answer = Response<Whole>;
 
-/// What the page may load: itself, from here alone; and nobody may frame it. Scripts cannot make markup of texts.
+/// Sources that the page may load: itself, from here alone; and nobody may frame it. Scripts cannot make markup
+/// of texts.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
                       form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -86,7 +87,7 @@ pub fn tagged(mut answer: Answer, tag: &str) -> Answer {
 #[must_use]
 pub fn unchanged(tag: &str) -> Answer {
     let mut answer = of(StatusCode::NOT_MODIFIED, "", Bytes::new());
-    // Of what the browser has, which has a kind.
+    // The kind belongs to what the browser has.
     answer.headers_mut().remove(header::CONTENT_TYPE);
     tagged(answer, tag)
 }

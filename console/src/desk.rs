@@ -29,7 +29,7 @@ const DOCUMENTS_MAX: usize = 256;
 /// A document, or why there is none.
 #[derive(Debug, Clone)]
 pub struct Look {
-    /// What there was.
+    /// The result of the look.
     pub found: Result<Found, Failure>,
     at: Instant,
 }
@@ -64,7 +64,7 @@ pub enum Failure {
 /// See the module's documentation.
 pub struct Desk {
     socket: PathBuf,
-    /// Of this run: tags of another one are no tags of this.
+    /// The run's number: tags of another run are no tags of this one.
     run: u64,
     /// The last tag's number.
     tags: AtomicU64,
@@ -112,7 +112,7 @@ impl Desk {
         }
     }
 
-    /// Where the service listens.
+    /// The service's socket.
     #[must_use]
     pub fn socket(&self) -> &PathBuf {
         &self.socket
@@ -197,7 +197,8 @@ impl Desk {
     fn kept(&self, document: &Document) -> Kept {
         let mut all = lock(&self.kept);
         if all.len() >= DOCUMENTS_MAX && !all.contains_key(document) {
-            // What nobody waits for now is asked for again where somebody wants it. What everybody wants is kept.
+            // A document that nobody waits for is asked for again when somebody wants it. Documents that
+            // everybody wants are kept.
             let is_of_one = |document: &Document| matches!(document, Document::WhyStuck(_) | Document::Accounts(_));
             all.retain(|document, kept| Arc::strong_count(kept) > 1 || !is_of_one(document));
         }

@@ -27,7 +27,7 @@ use crate::trace::Tracer;
 /// How long a body may take.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
 
-/// What all connections share.
+/// State that all connections share.
 pub struct Handler {
     gate: Gate,
     desk: Arc<Desk>,

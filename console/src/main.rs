@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Where nobody reads it, nothing is left to do about it.
+            // If nobody reads it, nothing is left to do about it.
             let _ = writeln!(std::io::stderr(), "mccs-console: {}", in_words(error.as_ref()));
             ExitCode::FAILURE
         }

@@ -17,11 +17,11 @@ struct Node {
     /// As the table has it: `string or null`.
     kind: Option<String>,
     meaning: String,
-    /// Of an object.
+    /// Keys of an object.
     keys: BTreeMap<String, Node>,
-    /// Of a list.
+    /// Items of a list.
     item: Option<Box<Node>>,
-    /// Of an object whose keys are anything.
+    /// Values of an object whose keys are anything.
     value: Option<Box<Node>>,
 }
 
@@ -160,7 +160,7 @@ fn looks(command: &str, summary: &str, parameters: Value) -> Value {
         "responses": {
             "200": { "description": "As mccsctl prints it.", "content": { "application/json": {
                 "schema": { "$ref": format!("#/components/schemas/{}", name_of(command)) } } } },
-            "304": { "description": "What has the tag of If-None-Match is the newest." },
+            "304": { "description": "A document with the tag of If-None-Match is the newest." },
             "404": error("There is no such document, or no [controller] in service.toml."),
             "409": error("The service refuses."),
             "503": error("The service cannot be asked; error.since says since when, in seconds of the Unix epoch. Or others ask too much."),
@@ -197,25 +197,25 @@ fn whole() -> Value {
     };
     for (path, command, _) in DOCUMENTS {
         let summary = match command {
-            "watch" => "What mccsctl --json watch prints of a look, without accounts".to_owned(),
-            command => format!("What mccsctl --json {command} prints"),
+            "watch" => "The output of mccsctl --json watch for one look, without accounts".to_owned(),
+            command => format!("The output of mccsctl --json {command}"),
         };
         add(path.to_owned(), command, &summary, json!([tag]));
     }
     let one = |which: &str| format!("communicators/{{communicator}}/{which}");
-    add(one("why-stuck"), "why-stuck", "Who keeps a communicator waiting", json!([number, tag]));
-    add(one("accounts"), "why-stuck", "What all hosts of a communicator know of it now", json!([number, tag]));
+    add(one("why-stuck"), "why-stuck", "The ranks that keep a communicator waiting", json!([number, tag]));
+    add(one("accounts"), "why-stuck", "All hosts' accounts of a communicator now", json!([number, tag]));
     let acts = json!({ "name": "acts", "in": "query", "required": false, "schema": { "const": true },
         "description": "Only what operators did." });
     add(
         "policy/history".to_owned(),
         "policy history",
-        "What was done, why, by whom and how it went",
+        "Acts and decisions: reason, author, outcome",
         json!([acts, tag]),
     );
-    add("policy/diff".to_owned(), "policy diff", "What a policy would change", json!([]));
+    add("policy/diff".to_owned(), "policy diff", "Changes that a policy would make", json!([]));
     schemas.insert("Error".into(), error_schema());
-    // What is compared is sent; nothing of it is put in force.
+    // The policy to compare is sent; nothing of it is put in force.
     if let Some(diff) = paths.get_mut(&format!("{API}/policy/diff")).and_then(Value::as_object_mut)
         && let Some(mut operation) = diff.remove("get")
     {
@@ -235,7 +235,7 @@ fn whole() -> Value {
         "summary": "Has the service record for a while, for Perfetto; one trace at a time",
         "parameters": [
             query("seconds", json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 10 }), "How long; 1 by default."),
-            query("communicator", json!({ "type": "integer", "minimum": 0 }), "Of one communicator."),
+            query("communicator", json!({ "type": "integer", "minimum": 0 }), "One communicator's number."),
         ],
         "responses": {
             "200": { "description": "A trace.", "content": { "application/json": { "schema": { "type": "object" } } } },
@@ -246,7 +246,7 @@ fn whole() -> Value {
     json!({
         "openapi": "3.1.0",
         "info": { "title": "mccs", "version": env!("CARGO_PKG_VERSION"), "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
-            "description": "What mccsctl shows, as JSON; and acts, by token. Keys are added in later versions: ignore those that you do not know." },
+            "description": "The views of mccsctl, as JSON; and acts, by token. Keys are added in later versions: ignore those that you do not know." },
         "servers": [{ "url": "/" }],
         "paths": paths,
         "components": { "schemas": schemas },

@@ -3,29 +3,29 @@
 use hyper::Method;
 use mccs_control::documents::Document;
 
-/// Where the API is.
+/// Path of the API.
 pub const API: &str = "/api/v1";
 /// A trace's length where the query names none.
 const TRACE_SECONDS: f64 = 1.0;
 /// Longest trace: the console keeps it until it is sent.
 pub const TRACE_SECONDS_MAX: f64 = 10.0;
 
-/// What is asked for.
+/// A resource that is asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Route {
     /// A file of the page, by its name.
     Page(String),
     /// A document of the service's.
     Document(Document),
-    /// What a policy would change, of the text that follows.
+    /// Changes that the policy in the request's body would make.
     Diff,
-    /// What the holder of a token has signed.
+    /// An act that the holder of a token has signed.
     Act,
     /// A trace.
     Trace {
         /// How long.
         seconds: f64,
-        /// Of one communicator.
+        /// One communicator's number.
         communicator: Option<u64>,
     },
     /// The description of the API.
@@ -56,7 +56,7 @@ pub const DOCUMENTS: [(&str, &str, Document); 14] = [
     ("policy", "policy show", Document::Policy),
 ];
 
-/// What a request asks for.
+/// The resource that a request asks for.
 #[must_use]
 pub fn route(method: &Method, path: &str, query: &str) -> Route {
     let Some(rest) = path.strip_prefix(API).filter(|rest| rest.is_empty() || rest.starts_with('/')) else {

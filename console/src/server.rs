@@ -19,7 +19,7 @@ use crate::io::{Io, Stage};
 
 /// Connections at a time. A browser has six.
 const CONNECTIONS_MAX: usize = 192;
-/// Of one address: who holds all of these keeps no other address out.
+/// Connections of one address: a client that holds all of these keeps no other address out.
 const CONNECTIONS_OF_ADDRESS_MAX: usize = 96;
 /// Longest head of a request.
 const HEAD_BYTES_MAX: usize = 8 << 10;
@@ -47,7 +47,7 @@ impl Server {
         Ok(Server { listener, handler: Arc::new(handler), room: Arc::default() })
     }
 
-    /// Where it listens: with the port that the kernel has chosen, if the configuration left that to it.
+    /// Its listening address: with the port that the kernel has chosen, if the configuration left that to it.
     ///
     /// # Errors
     /// The kernel's.

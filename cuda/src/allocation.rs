@@ -16,7 +16,7 @@ use crate::stream::OwnedStream;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: u32 = 1;
 
-/// Who may be given an allocation.
+/// Processes that may be given an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shared {
     /// Other processes, by file descriptors.
@@ -87,7 +87,7 @@ impl Allocation {
         }
     }
 
-    /// What is mapped at an address.
+    /// A mapping at an address.
     ///
     /// # Errors
     /// [`DriverError`] for an address where no such memory is mapped.
@@ -113,7 +113,8 @@ impl Allocation {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Whose memory it is: a GPU's, by its ordinal in this process; none for any other, as the host's, or that of a GPU which this process does not see.
+    /// The memory's owner: a GPU, by its ordinal in this process; none for any other, as the host's, or that of a GPU which this process
+    /// does not see.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -131,7 +132,7 @@ impl Allocation {
         Ok(Some((place >> 32) as i32).filter(|ordinal| is_of_a_gpu && *ordinal >= 0))
     }
 
-    /// Memory of another process, by its descriptor, which may be closed afterwards. Of what kind it is [`Allocation::gpu`] tells.
+    /// Memory of another process, by its descriptor, which may be closed afterwards. [`Allocation::gpu`] tells the kind.
     ///
     /// # Errors
     /// [`DriverError`], also for a descriptor of something else.
@@ -147,7 +148,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: every value has one reference, which goes here. What is mapped stays so.
+        // SAFETY: every value has one reference, which goes here. Mapped memory stays mapped.
         let _ = unsafe { api::cuMemRelease(self.0) };
     }
 }
@@ -158,14 +159,15 @@ fn location(context: &Context) -> sys::CUmemLocation {
 
 /// Allocations that are mapped behind each other, for one GPU to read and write, or several. Unmapped on drop.
 ///
-/// Of another process' memory several GPUs take a value each: then copies go as if the GPU that copies had opened the memory itself.
+/// Several GPUs may each take a value of another process' memory: then copies go as if the GPU that copies had opened the memory
+/// itself.
 #[derive(Debug)]
 pub struct MappedMemory {
     context: Context,
     address: DeviceAddress,
     /// As reserved.
     bytes: usize,
-    /// Of each allocation that is mapped: where it begins, and its bytes.
+    /// Beginning and bytes of each allocation that is mapped.
     parts: Vec<(usize, usize)>,
 }
 
@@ -277,7 +279,7 @@ impl MappedMemory {
         unsafe { zero(&self.context, self.address, self.bytes, stream) }
     }
 
-    /// Memory of its own, in allocations of so many bytes each. What is in it is not defined. Waits for nothing, as far as the driver says.
+    /// Memory of its own, in allocations of so many bytes each. Its content is not defined. Waits for nothing, as far as the driver says.
     ///
     /// # Errors
     /// [`DriverError`].

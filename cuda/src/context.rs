@@ -75,8 +75,8 @@ impl Context {
         &self.0.gpu
     }
 
-    /// Makes it the calling thread's current one until the guard is dropped. Where it is that already, as for most callers, the driver is
-    /// only asked.
+    /// Makes it the calling thread's current one until the guard is dropped. A caller whose context is current, as for most callers,
+    /// costs only a question to the driver.
     ///
     /// # Errors
     /// [`DriverError`].

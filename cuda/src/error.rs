@@ -65,7 +65,7 @@ impl DriverError {
         DriverError { call, code: OWN, name: message.into() }
     }
 
-    /// What the driver returned; none where it was not asked.
+    /// The driver's code; none if it was not asked.
     #[must_use]
     pub fn driver_code(&self) -> Option<u32> {
         Some(self.code).filter(|code| *code != OWN)
@@ -92,9 +92,9 @@ pub enum Unavailable {
     /// Too old.
     #[error("the CUDA driver supports CUDA {major}.{minor}; 12.4 or newer is needed")]
     TooOld {
-        /// Of the version it has.
+        /// Major number of the version.
         major: u32,
-        /// Of the version it has.
+        /// Major number of the version.
         minor: u32,
     },
     /// An entry point is missing.

@@ -32,7 +32,7 @@ pub struct Gpu {
     pub id: GpuId,
     /// Product.
     pub name: String,
-    /// Where it sits, as `0000:17:00.0`.
+    /// PCI address, as `0000:17:00.0`.
     pub pci_bus_id: String,
     /// Multiprocessors.
     pub multiprocessors: u32,
@@ -57,7 +57,7 @@ pub fn current_ordinal() -> Option<i32> {
     found.then_some(device)
 }
 
-/// What a GPU can do, as CUDA counts it; ordered by that.
+/// Compute capability of a GPU, as CUDA counts it; ordered by that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Capability {
     /// Before the point.
@@ -228,7 +228,7 @@ fn is_same_bus_id(a: &str, b: &str) -> bool {
 pub struct UnresponsiveGpu {
     id: Option<GpuId>,
     pci_bus_id: Option<String>,
-    /// What it does not answer with.
+    /// The driver's error.
     pub error: DriverError,
 }
 

@@ -10,7 +10,8 @@ use crate::error::DriverError;
 use crate::module::Function;
 use crate::stream::{Event, OwnedStream, RawStream};
 
-/// Who must do nothing, while a stream is captured, that captures forbid: allocate memory, say. `CU_STREAM_CAPTURE_MODE_*`.
+/// Threads that must not do, while a stream is captured, what captures forbid: allocate memory, say.
+/// `CU_STREAM_CAPTURE_MODE_*`.
 #[derive(Debug, Clone, Copy)]
 pub enum CaptureMode {
     /// All threads.
@@ -237,7 +238,7 @@ unsafe impl Send for GraphNode {}
 // SAFETY: as above.
 unsafe impl Sync for GraphNode {}
 
-/// What a stream's work goes into while it is captured.
+/// The graph that a stream's work goes into while it is captured.
 #[derive(Debug, Clone, Copy)]
 pub struct Capture {
     /// No other capture of the process has this number.

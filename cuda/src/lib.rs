@@ -4,9 +4,9 @@
 //! entry points are looked up once, into a table, since cudarc's own look a symbol up at every call and panic where an
 //! older driver lacks it. Nothing here panics, and every error names the call and the driver's own word for it.
 //!
-//! Addresses in a GPU's memory are plain [`DeviceAddress`]es: they are never dereferenced on the processor. What the
-//! driver cannot check (a stream of another context, memory that was freed) is the caller's contract, so those calls are
-//! unsafe.
+//! Addresses in a GPU's memory are plain [`DeviceAddress`]es: they are never dereferenced on the processor.
+//! Preconditions that the driver cannot check (a stream of another context, memory that was freed) are the caller's
+//! contract, so those calls are unsafe.
 //!
 //! Absent on purpose: managed memory, textures, multicast, and everything of the runtime API.
 

@@ -53,7 +53,7 @@ pub struct DeviceMemory {
 
 impl DeviceMemory {
     /// Allocates memory, in whole large pages where it needs more than one: between others, copies from GPU to GPU were measured to
-    /// take 1.6 times as long (decision 012). What is in it is not defined.
+    /// take 1.6 times as long (decision 012). Its content is not defined.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -173,7 +173,7 @@ pub enum PointerKind {
     Private,
 }
 
-/// What kind of memory an address is of; a context must be current.
+/// Kind of memory of an address; a context must be current.
 ///
 /// # Errors
 /// [`DriverError`] for an address that the driver does not know.
@@ -354,7 +354,7 @@ impl PinnedMemory {
         self.pages.0.cast::<u8>() as DeviceAddress
     }
 
-    /// What is there.
+    /// The content.
     ///
     /// # Safety
     /// All copies to it must have ended, and none begin while the slice is used.

@@ -170,8 +170,8 @@ impl RawStream {
         unsafe { api::cuStreamUpdateCaptureDependencies(self.0, raw.as_mut_ptr(), raw.len(), ADD) }
     }
 
-    /// Has the next node of a captured stream depend on these nodes of the same capture alone. What it would have depended on need not be
-    /// waited for until the capture ends.
+    /// Has the next node of a captured stream depend on these nodes of the same capture alone. Work that it would have depended on need
+    /// not be waited for until the capture ends.
     ///
     /// # Safety
     /// As [`RawStream::wait_for_nodes`].
@@ -273,8 +273,8 @@ impl RawStream {
         Ok(priority)
     }
 
-    /// What no other stream is called while the process lives: pointers come again, and one stands for each thread's own stream. The
-    /// context that special streams are of must be current.
+    /// A name that no other stream has while the process lives: pointers come again, and one stands for each thread's own stream.
+    /// The context that special streams are of must be current.
     ///
     /// # Safety
     /// The stream must live.
@@ -298,7 +298,7 @@ pub enum WordOperation {
     Write(DeviceAddress, u64),
 }
 
-/// Of one call to the driver.
+/// Word operations of one call to the driver.
 const WORD_OPERATIONS_MAX: usize = 32;
 
 impl WordOperation {

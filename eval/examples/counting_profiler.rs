@@ -37,7 +37,7 @@ pub struct Table {
 // SAFETY: the name is static text.
 unsafe impl Sync for Table {}
 
-/// What NCCL's loader looks for.
+/// The table that NCCL's loader looks for.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)] // NCCL's name
 pub static ncclProfiler_v5: Table =

@@ -43,7 +43,7 @@ pub struct Planning {
     tickets: u64,
 }
 
-/// What a policy change took, in seconds of CPU time.
+/// Times of a policy change, in seconds of CPU time.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub struct Took {
     /// To plan for all communicators.

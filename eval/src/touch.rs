@@ -16,7 +16,7 @@ use crate::pinning;
 pub struct Line([f32; 16]);
 
 impl Line {
-    /// What to fill memory with: there are processors on which it costs less to write zeros over zeros.
+    /// Pattern to fill memory with: there are processors on which it costs less to write zeros over zeros.
     pub const ONES: Line = Line([1.0; 16]);
 
     #[inline(always)]
@@ -28,9 +28,9 @@ impl Line {
 /// One move: the sum of the sources goes to all destinations.
 #[derive(Debug, Clone)]
 pub struct Move {
-    /// Where it is read. A source may be a destination.
+    /// Lines that are read. A source may be a destination.
     pub srcs: Vec<*const Line>,
-    /// Where it is written.
+    /// Lines that are written.
     pub dsts: Vec<*mut Line>,
     /// How much.
     pub lines: usize,
@@ -68,7 +68,7 @@ pub struct Variant {
     pub prefetch: bool,
     /// Lines of one source that are read before the next source's: 1, or a block of [`BLOCK`] in the first-level cache.
     pub lines_at_once: usize,
-    /// Who does what.
+    /// Shares of the threads.
     pub split: Split,
 }
 
@@ -234,7 +234,7 @@ fn prefetch(line: *const Line) {
     let _ = line;
 }
 
-/// Where threads wait for each other, polling: a sleep would cost more than small collectives take.
+/// A barrier at which threads poll: a sleep would cost more than small collectives take.
 struct Barrier {
     threads: usize,
     arrived: AtomicUsize,

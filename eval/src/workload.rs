@@ -88,8 +88,8 @@ impl Call {
         usize::try_from(count.expect("a call that fits memory")).expect("a call that fits memory")
     }
 
-    /// Where a rank's input lies in its output buffer, or its output in its input buffer, when called in place: (input
-    /// element, output element). `None` where the collective has no such form for the rank.
+    /// Place of a rank's input in its output buffer, or of its output in its input buffer, when called in place:
+    /// (input element, output element). `None` where the collective has no such form for the rank.
     #[must_use]
     pub fn in_place_elements(&self, rank: u32) -> Option<(u64, u64)> {
         let block = u64::from(rank) * self.count;

@@ -11,7 +11,7 @@ fn results() -> PathBuf {
 fn script(name: &str) -> Command {
     let mut command = Command::new("python3");
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(name));
-    // What a script runs is what was built with this test.
+    // Scripts run programs that were built with this test.
     let program = Path::new(env!("CARGO_BIN_EXE_mccs-sim"));
     command.env("MCCS_BIN", program.parent().expect("a program is in a folder"));
     command
@@ -97,7 +97,7 @@ fn a_headline_of_other_data_is_found() {
     }
 }
 
-/// What `headlines.py` reads and writes, below another root.
+/// Copies the files that `headlines.py` reads and writes to another root.
 fn copy_of_results(root: &Path) {
     let of = results().join("../..");
     std::fs::create_dir_all(root.join("eval/results/experiments")).expect("a folder");

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::types::Handle;
 
-/// What a [`Command`] asks for.
+/// Operation codes of a [`Command`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Opcode {
@@ -144,7 +144,7 @@ pub struct Completion {
     pub reserved: [u64; 2],
 }
 
-// What two lines of a ring carry, and eight.
+// Bytes of two lines of a ring, and of eight.
 const _: () = assert!(size_of::<Command>() == 2 * 56 && size_of::<Completion>() == 8 * 56);
 
 impl Completion {

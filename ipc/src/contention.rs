@@ -1,7 +1,7 @@
 //! Spin or sleep: whether others want the cores, and more threads than there are cores, so that
 //! spinning would do harm.
 //!
-//! Who waits spins, and yields its core at every look. Where somebody else wants that core, it is gone for a time slice, some
+//! A waiting thread spins, and yields its core at every look. If somebody else wants that core, it is gone for a time slice, some
 //! milliseconds. From Linux 6.18 on, who yields pays with the rest of its own slice as well: two threads that yield to each other get
 //! nowhere beside a third one that computes.
 //!
@@ -11,14 +11,14 @@
 //!   +------- seconds ---------+   +------------- some milliseconds --------------+
 //! ```
 //!
-//! A thread that has lost its core while it spun, not for the first time in a while, asks for a [short slice](crate::time_slice), with which it
-//! pays 0.1 ms for a yield, and so
-//! does everybody of its process who waits, for half a second; for longer where that happens again and again. Who loses the core all the same,
-//! as on kernels without such slices, sleeps instead for some milliseconds: a thread that sleeps has a core as soon as it is woken.
+//! A thread that has lost its core while it spun, not for the first time in a while, asks for a [short slice](crate::time_slice), with
+//! which it pays 0.1 ms for a yield, and so does everybody of its process who waits, for half a second; for longer where that happens again
+//! and again. A thread that loses the core all the same, as on kernels without such slices, sleeps instead for some milliseconds: a thread
+//! that sleeps has a core as soon as it is woken.
 //!
-//! Who alone wants its core never loses it, and spins as ever. So does who loses it while other cores are free: by chance two threads have
-//! the same one, until the kernel moves one of them. Sleeping would make that last, since who is woken tends to come to the core of who
-//! wakes it. On a virtual machine a core may also stand still for milliseconds, though nobody of this machine wants it.
+//! A thread that alone wants its core never loses it, and spins as ever. So does who loses it while other cores are free: by chance two
+//! threads have the same one, until the kernel moves one of them. Sleeping would make that last, since who is woken tends to come to the
+//! core of who wakes it. On a virtual machine a core may also stand still for milliseconds, though nobody of this machine wants it.
 //!
 //! Ranks of one host and the threads of the service that work for them are no strangers to each other, however few cores they have: who yields
 //! to one of them gets what it waits for. So a core is lost only while more threads want one than there are cores, and more than the job has.
@@ -97,7 +97,7 @@ impl Contention {
     }
 }
 
-/// Of this process: whether who waits has a short slice, and whether it sleeps at once.
+/// The process's state: whether waiting threads have a short slice, and whether they sleep at once.
 static CONTENDED: Contention = Contention::new(LOSSES, CONTENDED_US);
 static STARVED: Contention = Contention::new(1, STARVED_US);
 
@@ -323,7 +323,7 @@ mod tests {
                 });
             }
             assert!(!note_lost_core(hour, false, || u32::MAX));
-            // Where they run at the moment of the look: others may be on their way.
+            // Cores are those at the moment of the look: threads may be on their way.
             while !note_lost_core(hour, false, || cores as u32) {}
             assert!(!note_lost_core(Duration::ZERO, false, || unreachable!("short absences are not looked into")));
             ends.store(1, Ordering::Relaxed);

@@ -61,7 +61,7 @@ pub enum SymmetricBufferHandle {
 pub struct SymmetricBufferName {
     /// How it is opened.
     pub handle: SymmetricBufferHandle,
-    /// Where it lies.
+    /// Its GPU.
     pub gpu: GpuUuid,
 }
 
@@ -79,11 +79,11 @@ pub enum CommPart {
 pub enum SymmetricBufferPart {
     /// Counters, flags, and the LL protocol's packets.
     Head,
-    /// Of the LL128 protocol.
+    /// Memory of the LL128 protocol.
     Ll128,
-    /// Of the Simple protocol.
+    /// Memory of the Simple protocol.
     Simple,
-    /// Of sends and receives.
+    /// Memory of sends and receives.
     P2p,
 }
 
@@ -96,7 +96,7 @@ impl SymmetricBufferPart {
 /// Words of a symmetric buffer's layout.
 pub const LAYOUT_WORDS: usize = 7;
 
-/// Who carries a communicator's operations out.
+/// The executor of a communicator's operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Execution {
     /// Ranks, in their callers' streams, with the service's copy engines for what is large.
@@ -105,7 +105,7 @@ pub enum Execution {
     Service,
 }
 
-/// What a rank needs to take part.
+/// A rank's share of a communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInitiatedShare {
     /// How symmetric buffers are divided: what the words mean is the kernels' matter.
@@ -114,9 +114,9 @@ pub struct DeviceInitiatedShare {
     pub buffers: Vec<SymmetricBufferName>,
     /// Whether ranks and the service open what the other side names by the driver's handles. Otherwise memory goes by descriptors alone.
     pub opens_handles: bool,
-    /// Where there are copy engines for large operations.
+    /// Layout for large operations, if there are copy engines.
     pub large: Option<LargeLayout>,
-    /// Who does what.
+    /// Shares of the threads.
     pub execution: Execution,
     /// Whether kernels tell when they run.
     pub is_timed: bool,
@@ -125,7 +125,7 @@ pub struct DeviceInitiatedShare {
 }
 
 impl DeviceInitiatedShare {
-    /// What a rank is sent.
+    /// The share that a rank is sent.
     #[must_use]
     pub fn of_rank(&self, rank: u32) -> Self {
         let events = self.events.get(rank as usize).cloned().into_iter().collect();
@@ -181,19 +181,19 @@ impl ControlPage {
         self.0.as_ptr()
     }
 
-    /// Where words of large operations begin.
+    /// Offset of words of large operations.
     pub(crate) const LARGE_OFFSET: u64 = STRATEGY_TABLE_BYTES + DEVICE_INITIATED_RANKS_MAX as u64 * p2p::P2P_BYTES;
 
-    /// Where tags begin.
+    /// Offset of tags.
     const TAGS_OFFSET: u64 = (Self::LARGE_OFFSET + LARGE_WORDS_BYTES).next_multiple_of(128);
 
     /// Offset of the times of calls.
     const CALLS_OFFSET: u64 = (Self::TAGS_OFFSET + tags::TAGS_BYTES).next_multiple_of(128);
 
-    /// Where signals begin.
+    /// Offset of signals.
     const SIGNALS_OFFSET: u64 = (Self::CALLS_OFFSET + calls::CALLS_BYTES).next_multiple_of(128);
 
-    /// Where kernels find the word that stops them.
+    /// Offset of the word that stops kernels.
     pub const ABORT_OFFSET: u64 =
         (std::mem::offset_of!(StrategyTable, head) + std::mem::offset_of!(Head, abort)) as u64;
 

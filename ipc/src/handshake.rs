@@ -28,7 +28,7 @@ pub const BACKLOG: i32 = 256;
 /// How long a service may take to accept a connection and say hello: it does both between two polls.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a client is told whose connection has ended without a reason.
+/// Reason for a client whose connection has ended without one.
 pub const HUNG_UP: &str =
     "it has ended, or has hung up without a reason; its log says why (journalctl -u mccs-service)";
 
@@ -75,7 +75,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// What the kernel has said, if it is that.
+    /// The kernel's error, if it is one.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -86,7 +86,7 @@ impl HandshakeError {
     }
 }
 
-/// Who is at the other end, as the kernel says.
+/// The peer's credentials, as the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// Process.
@@ -98,7 +98,7 @@ pub struct PeerCredentials {
 }
 
 impl PeerCredentials {
-    /// Who has connected.
+    /// The peer that has connected.
     ///
     /// # Errors
     /// The kernel's refusal: it is no connected Unix socket.
@@ -122,7 +122,7 @@ pub struct Listener {
 #[derive(Debug)]
 enum Lock {
     Own(Flock<fs::File>),
-    /// Of the service before this one: it is held as long as any copy of the descriptor.
+    /// The lock of the service before this one: it is held as long as any copy of the descriptor.
     Received(OwnedFd),
 }
 
@@ -130,7 +130,7 @@ impl Listener {
     /// Listens on `path`. A socket that nobody listens on any more is replaced.
     ///
     /// # Errors
-    /// Where another service is alive, the path is something else, or the kernel refuses.
+    /// Another service is alive, the path is something else, or the kernel refuses.
     pub fn bind(path: &Path) -> Result<Self, HandshakeError> {
         let os = |what| move |errno| HandshakeError::Os { what, path: path.to_owned(), errno };
         let io = |what| move |error: std::io::Error| os(what)(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
@@ -167,7 +167,7 @@ impl Listener {
         Ok(Listener { fd, path: path.to_owned(), inode, lock: Lock::Received(lock) })
     }
 
-    /// What another service can go on with: the socket, and the lock beside it.
+    /// Descriptors with which another service can go on: the socket, and the lock beside it.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         let lock = match &self.lock {
@@ -183,7 +183,7 @@ impl Listener {
         fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode)
     }
 
-    /// Where it listens.
+    /// The path that it listens on.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -253,7 +253,7 @@ fn lock(path: &Path) -> Result<Flock<fs::File>, HandshakeError> {
             Err((_, Errno::EWOULDBLOCK)) => true,
             Err((_, errno)) => return Err(os("lock")(*errno)),
         };
-        // Of a file that others can open the holder may be anybody; a service listens.
+        // A file that others can open may be held by anybody; a service listens.
         if is_taken && (!was_open_to_others || is_listened_on(path)?) {
             return Err(HandshakeError::InUse(path.to_owned()));
         }
@@ -283,7 +283,7 @@ fn raw_connect(path: &Path, flags: SockFlag) -> Result<OwnedFd, Errno> {
 /// refuses the session says hello too; its reason is the message that follows.
 ///
 /// # Errors
-/// Where nobody listens or answers, or the other side is of another version or kind.
+/// Nobody listens or answers, or the other side is of another version or kind.
 pub fn connect(path: &Path) -> Result<Socket, HandshakeError> {
     let silent = || HandshakeError::Silent(path.to_owned());
     let fd = raw_connect(path, SockFlag::empty()).map_err(|errno| match errno {
@@ -432,7 +432,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).expect("still there"), "precious");
     }
 
-    /// What a tenant is told by a service that answers its connection with `answer` and closes at once.
+    /// The message to a tenant of a service that answers its connection with `answer` and closes at once.
     fn told(test: &str, answer: impl FnOnce(&Socket) + Send + 'static) -> Result<Socket, HandshakeError> {
         let (path, _dir) = socket_path(test);
         let listener = Listener::bind(&path).expect("bind");

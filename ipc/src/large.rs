@@ -6,7 +6,7 @@
 //! own part, and the stream waits until words say of all ranks that their copies have ended. Words lie on the communicator's
 //! page ([`crate::device_initiated`]), and grow; numbers are those of the communicator's large operations, from 1.
 //!
-//! Where the service carries everything out ([`crate::device_initiated::Execution`]) a second stream of its own does that part as well, and
+//! If the service carries everything out ([`crate::device_initiated::Execution`]) a second stream of its own does that part as well, and
 //! the caller's stream only says that it is there, and waits.
 //!
 //! There the caller's stream may say and wait by events instead of words ([`RankEvents`]), which only drivers can do to each other: when the
@@ -14,8 +14,8 @@
 //! was recorded last when the wait is enqueued, so a call waits on the processor until the service has *promised*: recorded it behind
 //! what ends the operation, which it does when all ranks have called.
 //!
-//! Where elements are combined each rank owns a *shard* of them; of a short all-reduce, all of them. Its peers' parts come, piece by piece, into a *slot* on
-//! the rank's GPU; a kernel in the rank's own stream combines each when words tell that it is there.
+//! If elements are combined, each rank owns a *shard* of them; of a short all-reduce, all of them. Its peers' parts come, piece by piece,
+//! into a *slot* on the rank's GPU; a kernel in the rank's own stream combines each when words tell that it is there.
 //!
 //! ```text
 //! block of slots: header: counter | slot 0 | slot 1
@@ -32,7 +32,7 @@ use crate::device_initiated::{ControlPage, DEVICE_INITIATED_RANKS_MAX};
 use crate::sync::atomic::AtomicU64;
 use crate::types::{CollectiveKind, RedOp};
 
-/// What releases everybody who waits for a word: streams compare by difference, so it is no larger than this.
+/// The value that releases everybody who waits for a word: streams compare by difference, so it is no larger than this.
 pub const RELEASED: u64 = 1 << 62;
 /// Pieces of an operation that its words can count.
 const PIECES_MAX: u64 = 1 << 20;
@@ -61,11 +61,11 @@ pub enum LargeWord {
     Relayed,
     /// A piece of the rank's shard is combined: [`stage`]. Written by the kernel that combines, the rank's or the service's.
     Reduced,
-    /// What this rank had to send in an operation has arrived, and its own buffers are not needed any more. Written by the
-    /// service's stream there.
+    /// Data that this rank had to send in an operation has arrived, and its own buffers are not needed any more. Written
+    /// by the service's stream there.
     Arrived,
-    /// What stays with this rank in an operation is where it belongs. Written by the service's second stream there, if the service
-    /// carries everything out.
+    /// The part that stays with this rank in an operation is in its place. Written by the service's second stream there, if the
+    /// service carries everything out.
     Kept,
     /// The rank's stream is past an operation. Written by that stream.
     Finished,
@@ -114,7 +114,7 @@ impl LargeWord {
 }
 
 impl ControlPage {
-    /// Where a rank's word lies.
+    /// Offset of a rank's word.
     ///
     /// # Panics
     /// If a page has no such rank.
@@ -128,7 +128,7 @@ impl ControlPage {
         self.at(Self::large_offset(rank, word))
     }
 
-    /// What a rank's word says.
+    /// Meaning of a rank's word.
     ///
     /// # Panics
     /// If a page has no such rank.
@@ -194,18 +194,18 @@ pub fn has_large(kind: CollectiveKind, op: RedOp) -> bool {
 /// By collective ([`CollectiveKind`]), the payload in bytes from which the service's engines carry it out; `u64::MAX`: they never do.
 pub type EnginesFrom = [u64; CollectiveKind::ALL.len()];
 
-/// What stays with a rank, in elements.
+/// The part that stays with a rank, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnPart {
-    /// Where it is in the send buffer.
+    /// Offset in the send buffer.
     pub send_offset: u64,
-    /// Where it goes in the receive buffer.
+    /// Offset in the receive buffer.
     pub recv_offset: u64,
     /// Its length.
     pub count: u64,
 }
 
-/// What stays with a rank, from its send to its receive buffer.
+/// The part that stays with a rank, from its send to its receive buffer.
 #[must_use]
 pub fn own_part(kind: CollectiveKind, rank: u32, root: u32, count: u64) -> Option<OwnPart> {
     let own = u64::from(rank) * count;
@@ -220,7 +220,7 @@ pub fn own_part(kind: CollectiveKind, rank: u32, root: u32, count: u64) -> Optio
     Some(OwnPart { send_offset, recv_offset, count })
 }
 
-/// Whose slots an operation's parts come into.
+/// The owner of slots into which an operation's parts come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SlotKind {
     /// The communicator's own.
@@ -272,7 +272,7 @@ pub struct Shards {
     slot_bytes: u64,
     kind: CollectiveKind,
     nranks: u32,
-    /// Of all shards together.
+    /// Bytes of all shards together.
     total_bytes: u64,
     shard_bytes: u64,
     piece_bytes: u64,
@@ -326,7 +326,7 @@ impl Shards {
         self.shard_bytes.div_ceil(self.piece_bytes).max(1)
     }
 
-    /// Whose slots its parts come into.
+    /// The slots into which its parts come.
     #[must_use]
     pub fn slots(&self) -> SlotKind {
         self.slots
@@ -353,7 +353,7 @@ impl Shards {
         ShardPiece { offset: begin, bytes: (begin + self.piece_bytes).min(shard_end) - begin }
     }
 
-    /// Where a piece of `owner`'s shard belongs in what that rank receives.
+    /// Offset of a piece of `owner`'s shard in the data that that rank receives.
     #[must_use]
     pub fn result_offset(&self, owner: u32, piece: u64) -> u64 {
         let offset = self.piece(owner, piece).offset;
@@ -361,13 +361,13 @@ impl Shards {
         if self.kind == CollectiveKind::ReduceScatter { offset - self.piece(owner, 0).offset } else { offset }
     }
 
-    /// Where the rank's kernels count blocks, in its block.
+    /// Offset of the word in which the rank's kernels count blocks, in its block.
     #[must_use]
     pub fn counter_offset(&self) -> u64 {
         0
     }
 
-    /// Where a piece of `source` comes to lie in the block of `owner`.
+    /// Offset of a piece of `source` in the block of `owner`.
     #[must_use]
     pub fn slot_offset(&self, owner: u32, source: u32, piece: u64) -> u64 {
         let place = source - u32::from(source > owner);
@@ -461,7 +461,7 @@ mod tests {
         assert!(stage(1, 0) > 0 && stage(1, 7) < stage(2, 0));
         assert!(stage(1 << 40, 0) < RELEASED);
         assert!(has_come(RELEASED, stage(1 << 40, 5)) && has_come(7, 7) && !has_come(6, 7));
-        // Who writes this has no stream go on.
+        // A word with this value lets no stream go on.
         assert!(!has_come(u64::MAX, 1));
     }
 

@@ -42,7 +42,7 @@ pub enum NoLayout {
     Uneven,
 }
 
-/// Where a rank is.
+/// A rank's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seat {
     /// Number of the host.
@@ -52,7 +52,7 @@ pub struct Seat {
 }
 
 impl Layout {
-    /// Of ranks at these hosts, in the order of ranks.
+    /// The layout of ranks at these hosts, in the order of ranks.
     ///
     /// # Errors
     /// Rails are not for them: says why.
@@ -118,7 +118,7 @@ impl Layout {
         self.teams.iter().all(|team| *team == self.teams[0])
     }
 
-    /// Where a rank is.
+    /// A rank's place.
     ///
     /// # Panics
     /// It is no rank of the communicator.

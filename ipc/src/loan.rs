@@ -10,12 +10,12 @@ static IS_ON: AtomicBool = AtomicBool::new(false);
 static ENDING: Mutex<()> = Mutex::new(());
 static ENDED: Condvar = Condvar::new();
 
-/// What the process receives from now on is another's. Before anything is received.
+/// Descriptors that the process receives from now on are another's. Before anything is received.
 pub fn begin() {
     IS_ON.store(true, Ordering::Release);
 }
 
-/// What the process holds is its own from now on.
+/// Descriptors that the process holds are its own from now on.
 pub fn end() {
     let ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
     IS_ON.store(false, Ordering::Release);

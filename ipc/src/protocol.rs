@@ -40,14 +40,14 @@ pub const HOST_RUNS_MAX: usize = 512;
 /// Most teams of the ranks of a host: segments of long calls share two.
 pub const TEAMS_MAX: u32 = 2;
 
-/// What a communicator of the service's is to a caller, whose one communicator may be made of several. `whole` is the one that this
-/// session has joined for that rank before.
+/// A communicator's role for a caller, whose one communicator may be made of several. `whole` is the one that this session has
+/// joined for that rank before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// The caller's communicator, or what carries out whatever no part of it does.
     #[default]
     Whole,
-    /// What graphs replay of a whole in host memory, under another id: it has the same ranks.
+    /// A copy for graphs of a whole in host memory, under another id: it has the same ranks.
     Graphs { whole: Handle },
     /// The service's copy engines, under the whole's id: for the same ranks, where all are at this service.
     CopyEngines { whole: Handle },
@@ -58,7 +58,7 @@ pub enum Role {
     Pinned { whole: Handle },
     /// One rank of each service, in the order of services, under an id of its own: moves data between hosts. By its number.
     Rail { whole: Handle, number: u32 },
-    /// What graphs replay of a rail, in a session of its own, which names the whole by its id: the process must have the rank.
+    /// A copy for graphs of a rail, in a session of its own, which names the whole by its id: the process must have the rank.
     GraphsOfRail { whole: UniqueId, number: u32 },
 }
 
@@ -104,7 +104,7 @@ pub struct HostRun {
     pub ranks: u32,
 }
 
-/// What a tenant asks of a communicator when it joins.
+/// A tenant's wishes for a communicator when it joins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinOptions {
     /// The tenant's name for it: at most [`COMM_NAME_BYTES_MAX`] bytes without control characters. Empty: none.
@@ -150,7 +150,7 @@ pub struct Hello {
 pub struct RequestEnvelope {
     /// Chosen by the tenant, repeated in the reply.
     pub id: u64,
-    /// What is asked.
+    /// The request.
     pub request: Request,
 }
 
@@ -189,9 +189,9 @@ pub enum Request {
         gpu: Option<GpuUuid>,
         /// Address of the root's service; empty where all ranks are on this host.
         root_address: String,
-        /// What it is to the caller, who sees one communicator.
+        /// Its role for the caller, who sees one communicator.
         role: Role,
-        /// What the tenant asks of it.
+        /// The tenant's wishes.
         options: JoinOptions,
     },
     /// Asks how much GPU memory this rank's GPU holds for a communicator. Reply: [`Response::CommMemory`].
@@ -201,10 +201,10 @@ pub enum Request {
     /// Ends a communicator now: outstanding operations of all its ranks fail. With the `CUresult` that this rank cannot go on for, if it
     /// is that: the service names it to the others. The reply comes when all ranks of this host can know.
     AbortComm { comm: Handle, cuda_error: Option<u32> },
-    /// Makes a stream whose operations start when a GPU says so: at the [`crate::timeline_semaphore::TimelineSemaphore`] that lies `offset_bytes` into a
-    /// region. Where the stream `overlaps`, collectives of one communicator of several hosts begin though those before them have not ended: none
-    /// may read or write what another writes that has not ended when the semaphore is raised for it. Words rise in the order of tickets all the
-    /// same. Reply: [`Response::Stream`].
+    /// Makes a stream whose operations start when a GPU says so: at the [`crate::timeline_semaphore::TimelineSemaphore`] that lies
+    /// `offset_bytes` into a region. If the stream `overlaps`, collectives of one communicator of several hosts begin though those before
+    /// them have not ended: none may read or write what another writes that has not ended when the semaphore is raised for it. Words rise
+    /// in the order of tickets all the same. Reply: [`Response::Stream`].
     CreateOrderedStream { region: Handle, offset_bytes: u64, overlaps: bool },
     /// Names segments of a GPU's memory (`cuMemCreate`), by a descriptor each that comes with the message and their bytes, for
     /// the [`Request::RegisterGpuSegments`] that follows: its first ones, which drops what was named before, or more. All are dropped
@@ -212,8 +212,8 @@ pub enum Request {
     NameGpuSegments { begins: bool, bytes: Vec<u64> },
     /// Registers the segments that were named, behind each other as one region: at most [`GPU_SEGMENTS_MAX`]. Reply: `Region`. Given back by [`Request::FreeGpuMemory`].
     RegisterGpuSegments { gpu: GpuUuid },
-    /// Opens memory of a communicator that is made when the first rank asks for it; no rank waits for another. Where there is no room the communicator
-    /// ends, on all ranks. Reply: [`Response::Part`].
+    /// Opens memory of a communicator that is made when the first rank asks for it; no rank waits for another. Without room for it, the
+    /// communicator ends, on all ranks. Reply: [`Response::Part`].
     OpenPart { comm: Handle, part: CommPart },
     /// Makes memory on a rank's GPU that NICs reach, in the place of `bytes` bytes at `offset_bytes` of a region: its *twin*, where operations take place
     /// that say so ([`crate::command::FLAG_TWIN`]). For a rail's collectives, one for each rail; or for messages of a whole with `peer`, one for each
@@ -233,13 +233,13 @@ pub enum Response {
         session: u64,
         /// Tenant as the operator named it.
         tenant: String,
-        /// Where things lie in the segment.
+        /// Layout of the segment.
         layout: SegmentLayout,
         /// How long this process may poll before it sleeps.
         spin: Duration,
         /// Operations that may have begun and not ended. More wait in the ring; a group cannot.
         operations_in_flight_max: u64,
-        /// What ranks of other hosts name as root address where rank 0 is here; empty on a host that knows no others.
+        /// The root address that ranks of other hosts name if rank 0 is here; empty on a host that knows no others.
         root_address: String,
     },
     /// A region; a memfd comes with it where the service allocated it.
@@ -247,10 +247,10 @@ pub enum Response {
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
     /// A communicator, ready for use. The memfd of its shared-memory exchange comes with it, or that of its page where it is one of GPUs.
-    /// One of GPUs without `device_initiated` is host-staged: to the service, its buffers are memory of the host, and `access` says how streams
-    /// use their semaphores. From a payload as in `engines_from` on its collectives are for another communicator, which all its
-    /// ranks join as [`Role::CopyEngines`]. Where `hosts` says who is where, its ranks may join parts ([`Role::Team`], [`Role::Rail`])
-    /// for payloads from `rails_from` on, and [`Role::Pinned`] up to `pinned_to`.
+    /// One of GPUs without `device_initiated` is host-staged: to the service, its buffers are memory of the host, and `access` says how
+    /// streams use their semaphores. From a payload as in `engines_from` on its collectives are for another communicator, which all its
+    /// ranks join as [`Role::CopyEngines`]. If `hosts` says who is where, its ranks may join parts ([`Role::Team`], [`Role::Rail`]) for
+    /// payloads from `rails_from` on, and [`Role::Pinned`] up to `pinned_to`.
     Comm {
         comm: Handle,
         shm_exchange: Option<ShmExchangeLayout>,
@@ -276,7 +276,7 @@ pub enum Response {
     CommMemory { own_bytes: u64, shared_bytes: u64 },
     /// A rank's port channels are open: their segment comes with it, shaped so.
     PortChannels { layout: PortChannelLayout },
-    /// What a request about port channels comes to.
+    /// The answer to a request about port channels.
     PortChannel { answer: PortChannelAnswer },
     /// Done, nothing to return.
     Done,

@@ -40,7 +40,7 @@ pub enum ShmError {
 }
 
 impl ShmError {
-    /// What the kernel has said, if it is that.
+    /// The kernel's error, if it is one.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -162,7 +162,7 @@ impl Mapping {
     }
 
     /// Gives all pages back, also while others have the memory mapped or hold its descriptor: to them it is zero from now on.
-    /// What they write afterwards is charged to them, not to this process.
+    /// Pages that they write afterwards are charged to them, not to this process.
     pub fn give_back(&self) {
         if crate::loan::is_on() {
             return;
@@ -175,7 +175,7 @@ impl Mapping {
     /// How many of the kernel's mappings one of `bytes` takes at most: a process has some 65,000 (`vm.max_map_count`).
     #[must_use]
     pub fn count(bytes: u64) -> u64 {
-        // Of a huge one what was reserved before and behind it stays.
+        // Mappings before and behind a huge one stay reserved.
         if bytes >= HUGE_PAGE_BYTES as u64 { 3 } else { 1 }
     }
 
@@ -237,7 +237,7 @@ pub fn make_whole(fd: &OwnedFd, bytes: u64) -> Result<(), ShmError> {
     nix::fcntl::fallocate(fd, nix::fcntl::FallocateFlags::empty(), 0, length).map_err(os("fill a memfd"))
 }
 
-/// Gives all pages of a memfd back, whoever has it mapped. Where that fails they stay with those who have.
+/// Gives all pages of a memfd back, whoever has it mapped. On failure, pages stay with their owners.
 pub fn give_back(fd: &OwnedFd) {
     use nix::fcntl::FallocateFlags;
     let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;

@@ -12,10 +12,10 @@
 //! Two posts a rank suffice: who posts round n + 1 has ended round n, so all had posted n, so all had ended n - 1, whose
 //! posts are the ones now overwritten. Rounds are numbered from 1.
 //!
-//! Of one round in sixteen each rank says when it posted and when it had its result, in a *stamp*: to look at the clock in all of them would cost some
-//! percents of the shortest.
+//! In one round of sixteen each rank says when it posted and when it had its result, in a *stamp*: to look at the clock in all of them
+//! would cost some percents of the shortest.
 //!
-//! What is on a shared-memory exchange was written by processes of one tenant, and can be anything: readers get numbers and bytes, never
+//! Content of a shared-memory exchange was written by processes of one tenant, and can be anything: readers get numbers and bytes, never
 //! an address or a length to rely on.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -146,7 +146,7 @@ struct Post {
     scalar_bits: AtomicU64,
 }
 
-/// When a round was a rank's. What is written last is the end.
+/// When a round was a rank's. The word that is written last is the end.
 #[repr(C)]
 struct StampWords {
     round: AtomicU64,
@@ -173,7 +173,7 @@ fn clock_ns() -> u64 {
         .map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
-/// What a rank has posted. Whoever wrote it may be changing it.
+/// A rank's contribution. Whoever wrote it may be changing it.
 #[derive(Debug, Clone, Copy)]
 pub struct Contribution {
     /// [`CollectiveSignature::to_wire`] of its call.
@@ -316,7 +316,7 @@ impl ShmExchange {
         want(&self.header().news_wanted);
     }
 
-    /// What a rank has posted to a round whose contribution from that rank has `bytes`.
+    /// A rank's contribution to a round in which that rank has `bytes`.
     ///
     /// # Panics
     /// If `bytes` is more than a slot holds, or the shared-memory exchange has no such rank.

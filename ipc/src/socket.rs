@@ -41,7 +41,7 @@ pub enum SocketError {
 }
 
 impl SocketError {
-    /// What the kernel has said, if it is that.
+    /// The kernel's error, if it is one.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -224,11 +224,12 @@ impl Socket {
         let mut unread: libc::c_int = 0;
         // SAFETY: the kernel writes an int, for which there is room.
         let asked = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
-        // Who goes leaves nothing unread. A socket that is shut down seems closed, whether or not the other side has gone.
+        // A socket that goes leaves nothing unread. A socket that is shut down seems closed, whether or not the other side
+        // has gone.
         asked != 0 || unread == 0
     }
 
-    /// Says nothing more, and hears nothing more. What has been sent can still be read.
+    /// Says nothing more, and hears nothing more. Messages that were sent can still be read.
     pub fn shut_down(&self) {
         let _ = nix::sys::socket::shutdown(self.fd.as_raw_fd(), nix::sys::socket::Shutdown::Both);
     }
@@ -423,7 +424,7 @@ mod tests {
         }
     }
 
-    /// What a refused message brought must not stay open: the far end of each pipe sees its last writer go.
+    /// Descriptors of a refused message must not stay open: the far end of each pipe sees its last writer go.
     #[test]
     fn descriptors_of_refused_messages_are_closed() {
         for (bytes, descriptors) in [(10, MESSAGE_FDS_MAX + 1), (MESSAGE_BYTES_MAX + 1, 1), (3, 1)] {

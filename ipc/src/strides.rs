@@ -3,8 +3,8 @@
 //!
 //! `mccs-rails` says so of a team's part in a larger collective, and `mccs-kernels` makes a launch of it. Everything counts in elements.
 
-/// Elements from one rank's block to the next's, where a buffer has one for each rank: at least a call's count. What is between stays as it
-/// is.
+/// Elements from one rank's block to the next's, where a buffer has one for each rank: at least a call's count. Elements in between stay as
+/// they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strides {
     /// In the send buffer.
@@ -30,7 +30,7 @@ pub struct Batch {
 }
 
 impl Strides {
-    /// Of blocks of so many elements without anything between.
+    /// Blocks of so many elements without anything between.
     #[must_use]
     pub fn close(count: u64) -> Self {
         Strides { send: count, recv: count, batch: Batch::ONE }

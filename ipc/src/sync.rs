@@ -1,8 +1,9 @@
 //! Sleeping and waking across processes: doorbells (eventfd), futexes and 64-bit stream words. Also
 //! the switch between real atomics and loom's.
 //!
-//! Who sleeps announces it first, fences, and looks again; who publishes does so first, fences, and looks for sleepers.
-//! One of the two sees the other, so that no wake-up is lost and nobody pays a system call while nobody sleeps.
+//! A sleeper announces itself first, fences, and looks again; a publisher publishes first, fences, and looks for
+//! sleepers. One of the two sees the other, so that no wake-up is lost and nobody pays a system call while nobody
+//! sleeps.
 //!
 //! A [`Doorbell`] is for a thread that waits for many things in `epoll_wait`, a futex for one that waits for one cell.
 
@@ -59,7 +60,7 @@ impl AsFd for Doorbell {
     }
 }
 
-/// Where threads of any process sleep until a shared cell changes: the kernel's futex on the cell's low half.
+/// A place where threads of any process sleep until a shared cell changes: the kernel's futex on the cell's low half.
 ///
 /// A futex has 32 bits. A wake-up is missed only if exactly 2^32 changes happen between the look and the sleep, and then
 /// for one time-out.
@@ -128,8 +129,8 @@ pub struct StreamWord {
     parking: Parking,
 }
 
-/// Waiters of a word: their number in the low half. Of a lone one the high half has the low half of the ticket that it awaits, so that it is not
-/// woken for each before; 0 stands for any raise.
+/// Waiters of a word: their number in the low half. For a lone waiter, the high half has the low half of the ticket that it awaits, so that
+/// it is not woken for each before; 0 stands for any raise.
 #[derive(Clone, Copy)]
 struct Waiters(u64);
 
@@ -144,7 +145,7 @@ impl Waiters {
         Waiters(awaited | u64::from(self.number().wrapping_add(1)))
     }
 
-    /// One less. Who is left may await anything.
+    /// One less. A waiter that is left may await anything.
     fn left_by_one(self) -> Self {
         Waiters(self.number().saturating_sub(1).into())
     }
@@ -185,8 +186,8 @@ impl StreamWord {
 
     /// Sets the word to `done` and wakes whoever waits. No system call where nobody sleeps.
     ///
-    /// A plain store: one thread at a time publishes a stream's word, and sets it back to 0 only for a new stream. What
-    /// the tenant wrote there meanwhile is not looked at.
+    /// A plain store: one thread at a time publishes a stream's word, and sets it back to 0 only for a new stream. The
+    /// tenant's writes there meanwhile are not looked at.
     pub fn publish(&self, done: u64) {
         let before = self.done.load(Ordering::Relaxed);
         self.done.store(done, Ordering::Release);
@@ -302,7 +303,7 @@ mod tests {
         let last = u64::from(u32::MAX);
         assert!(!late.is_woken_by(last - 1, last) && late.is_woken_by(last, last + 3));
         assert!(nobody.joined_by(Some(1 << 32)).is_woken_by(0, 1));
-        // What a tenant wrote there.
+        // A tenant wrote there.
         assert_eq!(Waiters(u64::MAX).joined_by(None).number(), 0);
     }
 

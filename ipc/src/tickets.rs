@@ -21,13 +21,13 @@ pub struct Tickets {
 }
 
 impl Tickets {
-    /// Of a stream whose tickets start at 1.
+    /// The tickets of a stream whose tickets start at 1.
     #[must_use]
     pub fn new() -> Self {
         Tickets { ended: AtomicU64::new(0), told: AtomicU64::new(0) }
     }
 
-    /// Of a stream that another process has served so far: all up to `ticket` have ended, and been told.
+    /// The tickets of a stream that another process has served so far: all up to `ticket` have ended, and been told.
     #[must_use]
     pub fn resume(ticket: u64) -> Self {
         Tickets { ended: AtomicU64::new(ticket), told: AtomicU64::new(ticket) }
@@ -127,7 +127,7 @@ mod loom_tests {
         });
     }
 
-    /// Who has waited for its last operation is not refused: its word is free, or is going to be in a moment.
+    /// A caller that has waited for its last operation is not refused: its word is free, or is going to be in a moment.
     #[test]
     fn loom_who_has_waited_may_destroy_its_stream() {
         loom::model(|| {

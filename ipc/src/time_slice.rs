@@ -2,8 +2,8 @@
 //! who has a core first, and not how much of it.
 //!
 //! A thread that wakes takes the core from one with a longer slice; from one with a slice as long it waits until that one's is over, some
-//! milliseconds. What hands a call on, or waits for one, works for microseconds. So it asks for a short slice, and has a core at once also
-//! while others compute on all of them.
+//! milliseconds. A thread that hands a call on, or waits for one, works for microseconds. So it asks for a short slice, and has a core at
+//! once also while others compute on all of them.
 //!
 //! Linux knows slices of a thread's own from 6.12 on. Earlier kernels take the request, and do nothing.
 
@@ -17,18 +17,18 @@ const ATTRIBUTES_BYTES: u32 = 48;
 
 /// The calling thread's slice. It stays as it was last set when this is dropped.
 pub struct ThreadSlice {
-    /// What the thread had before, in nanoseconds; none where the kernel does not say, or refuses.
+    /// The thread's slice before, in nanoseconds; none if the kernel does not say, or refuses.
     own_ns: Option<u64>,
 }
 
 impl ThreadSlice {
-    /// Of the calling thread, which alone may use it.
+    /// The slice of the calling thread, which alone may use it.
     #[must_use]
     pub fn of_this_thread() -> Self {
         ThreadSlice { own_ns: attributes().map(|own| own.sched_runtime) }
     }
 
-    /// Asks for a slice, or for that which the thread had before. Where an operator's sandbox refuses it, once is enough.
+    /// Asks for a slice, or for that which the thread had before. If an operator's sandbox refuses it, once is enough.
     pub fn ask(&mut self, slice: Option<Duration>) {
         let Some(own_ns) = self.own_ns else { return };
         let sched_runtime = slice.map_or(own_ns, |slice| slice.as_nanos() as u64);
@@ -40,7 +40,8 @@ impl ThreadSlice {
     }
 }
 
-/// Of the calling thread; none where the kernel does not say, or somebody has given the thread another policy, which has no such slices.
+/// The slice of the calling thread; none if the kernel does not say, or somebody has given the thread another policy, which has no such
+/// slices.
 fn attributes() -> Option<libc::sched_attr> {
     let mut own = libc::sched_attr {
         size: ATTRIBUTES_BYTES,

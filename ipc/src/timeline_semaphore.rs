@@ -8,7 +8,7 @@
 //!
 //! A semaphore lies in a region of the session, so that its memory cannot go away under either side. The GPU writes *ready* in the
 //! order of its stream; the service starts operation n of the ordered stream only when *ready* has reached n, and raises *done*
-//! behind the stream's own word. What a tenant writes here lets its own operations start too early, or never.
+//! behind the stream's own word. A tenant's writes here let its own operations start too early, or never.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,15 +39,15 @@ pub struct TimelineSemaphore {
 #[repr(C, align(64))]
 struct Line(AtomicU64);
 
-/// What releases all who wait for a word. GPUs compare differences as signed numbers: the largest of those.
+/// The value that releases all who wait for a word. GPUs compare differences as signed numbers: the largest of those.
 const RELEASED: u64 = i64::MAX as u64;
 
 impl TimelineSemaphore {
     /// Bytes of a semaphore, which is aligned to as many.
     pub const BYTES: u64 = size_of::<TimelineSemaphore>() as u64;
-    /// Where a GPU writes.
+    /// Offset of the word that a GPU writes.
     pub const READY_OFFSET: u64 = std::mem::offset_of!(TimelineSemaphore, ready) as u64;
-    /// Where a GPU waits.
+    /// Offset of the word that a GPU waits for.
     pub const DONE_OFFSET: u64 = std::mem::offset_of!(TimelineSemaphore, done) as u64;
 
     /// The semaphore at an address; `None` where that is not aligned.

@@ -92,7 +92,7 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// What a collective operation does. Buffer shapes, with `count` as passed by the caller and n ranks:
+    /// The effect of a collective operation. Buffer shapes, with `count` as passed by the caller and n ranks:
     ///
     /// | kind | send buffer | receive buffer | in place when |
     /// | --- | --- | --- | --- |
@@ -112,7 +112,7 @@ wire_enum! {
     }
 }
 
-/// Where a buffer lies, by any count that both of a call's share: addresses, or offsets in one region.
+/// A buffer's position, by any count that both of a call's share: addresses, or offsets in one region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BufferRange {
     /// Its first byte.
@@ -231,7 +231,7 @@ wire_enum! {
 pub struct WorkDone {
     /// How many.
     pub operations: u64,
-    /// Of all of them.
+    /// Bytes of all of them.
     pub bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What was written before a push, a publication or a pop is seen after it: the ordering that tenants' buffers rest on.
+//! Writes before a push, a publication or a pop are seen after it: the ordering that tenants' buffers rest on.
 //!
 //! The ring's own slots are atomics, which a race detector has nothing to say about. Here plain memory changes hands
 //! through them, so that ThreadSanitizer sees whether the edges are really there:

@@ -7,16 +7,16 @@ using mccs::u64;
 // Words are stored and loaded as other GPUs see them: so a simulation shows a fence that is missing.
 
 struct PutsArgs {
-    // What signals go by, and what they are waited for by: of two blocks each has its own.
+    // Channels for signals, and for waits: of two blocks each has its own.
     mccs::PortChannel out[2], in[2];
     // Memories of the channels, as this GPU sees them.
     u64 source, destination;
-    // Of a put.
+    // Bytes of a put.
     u64 bytes;
     u64 rounds;
-    // What words of a put are made of, here and at the peer.
+    // Seeds of a put's words, here and at the peer.
     u64 own_seed, peer_seed;
-    // Where two words go: what was wrong, and nanoseconds.
+    // Address of two words: the fault, and nanoseconds.
     u64 result;
     // Whether the first block signals first.
     u64 begins;
@@ -150,13 +150,13 @@ struct MemoryChannelsArgs {
     u64 channels;
     // A rank's memory, as this GPU sees it. Its parts: what is put from, two places for what comes, two for packets.
     u64 memory;
-    // Of a put, at most as many as the parts have.
+    // Bytes of a put, at most as many as the parts have.
     u64 bytes;
     u64 part_bytes;
     u64 rounds;
-    // What words are made of, here and at the peer.
+    // Seeds of words, here and at the peer.
     u64 own_seed, peer_seed;
-    // Where two words go: what was wrong, and nanoseconds.
+    // Address of two words: the fault, and nanoseconds.
     u64 result;
     // Whether messages of ping-pong are packets.
     u64 packets;

@@ -196,7 +196,7 @@ pub fn reduce_element(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u
     if op == RedOp::Avg { divide(sum, inputs.len() as u32) } else { sum }
 }
 
-/// What a rank's element of an index adds.
+/// Contribution of a rank's element at an index.
 #[inline(always)]
 fn contribution(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u64], rank: usize, index: usize) -> Value {
     let value = read(dtype, inputs[rank], index);

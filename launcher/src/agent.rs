@@ -33,7 +33,7 @@ use crate::process::Process;
 use crate::signals::Signals;
 use crate::wire::{self, FromAgent, Prepare, Start, ToAgent};
 
-/// What one read from a process's pipe may bring.
+/// Most bytes of one read from a process's pipe.
 const CHUNK_BYTES: usize = 32 << 10;
 
 /// Why an agent ends.

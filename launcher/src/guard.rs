@@ -55,7 +55,7 @@ impl Guard {
         Ok(guard)
     }
 
-    /// Where a child writes its process group, with [`announce`].
+    /// Descriptor to which a child writes its process group, with [`announce`].
     #[must_use]
     pub fn descriptor(&self) -> RawFd {
         self.pipe.as_raw_fd()

@@ -29,7 +29,7 @@ fn executable(path: PathBuf) -> Option<PathBuf> {
     is_program.then_some(path)
 }
 
-/// Where private folders go: the user's runtime folder, else `/tmp`. Short, because sockets' paths are.
+/// Parent of private folders: the user's runtime folder, else `/tmp`. Short, because sockets' paths are.
 #[must_use]
 pub fn private_parent() -> PathBuf {
     std::env::var_os("XDG_RUNTIME_DIR")

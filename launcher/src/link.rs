@@ -21,7 +21,7 @@ use crate::agent::thread;
 use crate::logs::{Sink, Tail};
 use crate::wire::{self, FromAgent, ToAgent};
 
-/// What a link tells the deciding thread.
+/// News of a link for the deciding thread.
 #[derive(Debug)]
 pub enum News {
     /// A message that is not output.
@@ -38,7 +38,7 @@ pub enum News {
     },
 }
 
-/// Where links put their news.
+/// Desk on which links put their news.
 #[derive(Clone)]
 pub struct Desk {
     /// With the host's index.
@@ -145,7 +145,7 @@ impl Link {
         }
     }
 
-    /// What the child complained about; all of it, where the child has ended.
+    /// Complaints of the child; all of them, if the child has ended.
     pub fn complaints(&self) -> Vec<String> {
         if self.status.is_some() {
             // The thread sends nothing: it hangs up when it has read all. Only what the child left behind delays that.
@@ -176,7 +176,7 @@ fn send(mut input: ChildStdin, messages: &Receiver<ToAgent>) {
 fn receive(host: usize, mut output: ChildStdout, new_sinks: &Receiver<(u32, Sink)>, desk: &Desk) {
     let mut sinks = HashMap::new();
     let end = follow(host, &mut output, &mut sinks, new_sinks, desk);
-    // What was written without a newline is shown, too.
+    // Output without a newline is shown, too.
     sinks.values_mut().for_each(|sink| {
         sink.finish();
     });

@@ -13,7 +13,7 @@ const LINE_BYTES_MAX: usize = 64 * 1024;
 /// Lines kept for error messages.
 const TAIL_LINES: usize = 20;
 
-/// Where the terminal's lines go.
+/// Destination of the terminal's lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Screen {
     /// Standard output.
@@ -23,7 +23,7 @@ pub enum Screen {
 }
 
 impl Screen {
-    /// What writes there; one `write_all` is one whole line, not mixed with others.
+    /// A writer to it; one `write_all` is one whole line, not mixed with others.
     #[must_use]
     pub fn writer(self) -> Box<dyn Write + Send> {
         match self {
@@ -54,7 +54,7 @@ impl Tail {
     }
 }
 
-/// Where one process's output goes.
+/// Destination of one process's output.
 pub struct Sink {
     prefix: String,
     screen: Box<dyn Write + Send>,

@@ -1,4 +1,4 @@
-//! What an agent has yet to send: events at once, output as fast as the launcher reads it.
+//! Output and events of an agent that it has yet to send: events at once, output as fast as the launcher reads it.
 //!
 //! A process that writes faster than its lines travel waits in its own pipe, and never holds up the news of another.
 

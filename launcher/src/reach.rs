@@ -67,7 +67,7 @@ pub fn quoted(text: &str) -> String {
     }
 }
 
-/// What `mccs-fabric list --json` says, as far as it matters here.
+/// An entry of `mccs-fabric list --json`, as far as it matters here.
 #[derive(Debug, Deserialize)]
 struct Listed {
     name: String,

@@ -53,7 +53,7 @@ pub struct Cause {
 /// Runs `plan` to its end, whatever that is; nothing that it started is left.
 ///
 /// # Errors
-/// The operating system refuses what the launcher itself needs. What runs is then killed.
+/// The operating system refuses what the launcher itself needs. Running processes are then killed.
 pub fn run(plan: &Plan, signals: Signals, json: bool) -> Result<Summary> {
     host::output_dir(&plan.output_dir)?;
     let screen = if json { Screen::Stderr } else { Screen::Stdout };
@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
 
     /// Starts a process.
     fn start(&mut self, spec: &'a ProcessSpec) -> Result<()> {
-        // What the operator sees is a table; a prefix on each line would only blur it, unless hosts are to be told apart.
+        // The operator's view is a table; a prefix on each line would only blur it, unless hosts are to be told apart.
         let is_table = matches!(spec.role, Role::Operator { .. }) && !self.plan.names_hosts;
         let prefix = self.plan.prefix && !is_table;
         let prefix = if prefix { format!("[{}] ", spec.label) } else { String::new() };
@@ -150,7 +150,7 @@ impl<'a> Run<'a> {
     /// signal came.
     fn wait(&mut self, deadline: Option<Instant>) -> Result<bool> {
         let ping = self.hosts.ping();
-        // What came while only children mattered has not been heard yet, and nothing else would wake us for it.
+        // News that came while only children mattered has not been heard yet, and nothing else would wake us for it.
         if self.hear_news()? {
             return Ok(false);
         }

@@ -37,7 +37,7 @@ impl Signals {
         })
     }
 
-    /// What another thread writes to, to end a wait.
+    /// Descriptor that another thread writes to, to end a wait.
     #[must_use]
     pub fn waker(&self) -> Arc<EventFd> {
         Arc::clone(&self.wake)

@@ -20,7 +20,7 @@ use serde::{Serialize, Serializer};
 pub use self::planner::service_config;
 use crate::host;
 
-/// What a process is for.
+/// Purpose of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -55,9 +55,9 @@ impl fmt::Display for Role {
 pub struct ProcessSpec {
     /// Its place among all processes of the plan.
     pub id: u32,
-    /// What it is for.
+    /// Its purpose.
     pub role: Role,
-    /// What people call it: its role, and its host where the file has hosts.
+    /// Its name for people: its role, and its host if the file has hosts.
     pub label: String,
     /// Index of its host.
     pub host: usize,
@@ -99,7 +99,7 @@ pub struct ServiceSpec {
     pub config: String,
     /// Name of its configuration in the host's private folder.
     pub config_name: String,
-    /// Where a copy is kept.
+    /// Path of a copy.
     pub config_copy: PathBuf,
     /// Its certificates and its key, where services find each other.
     #[serde(skip)]

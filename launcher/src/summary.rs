@@ -9,12 +9,12 @@ use serde::Serialize;
 use crate::run::{Cause, Outcome, Process};
 use crate::spec::{Plan, ProcessSpec, Role};
 
-/// What became of one process.
+/// The result of one process.
 #[derive(Debug, Serialize)]
 pub struct Line {
-    /// What it was for.
+    /// Its purpose.
     pub role: Role,
-    /// What people call it.
+    /// Its name for people.
     #[serde(skip)]
     pub label: String,
     /// Name of its host.
@@ -33,7 +33,7 @@ pub struct Line {
     pub log: PathBuf,
 }
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Debug, Serialize)]
 pub struct Summary {
     /// The launcher's exit status; 0 only where every process ended well.

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What both sides say first; the last byte is the protocol's version.
+/// First bytes of both sides; the last byte is the protocol's version.
 pub const GREETING: [u8; 8] = *b"mccs-ag\x01";
 /// Longest frame: a command line and its variables, which the kernel holds to 2 MiB, fit with room to spare.
 const FRAME_BYTES_MAX: u32 = 8 << 20;
@@ -45,7 +45,7 @@ pub enum ToAgent {
     Ping,
 }
 
-/// What a host needs before anything is started on it.
+/// A host's needs before anything is started on it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Prepare {
     /// Made for this user alone; removed at the end. Must not exist.
@@ -61,7 +61,7 @@ pub struct Prepare {
 /// A process.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Start {
-    /// What both sides call it.
+    /// Its number on both sides.
     pub id: u32,
     /// Name or path, looked up on the host.
     pub program: PathBuf,
@@ -100,7 +100,7 @@ pub enum FromAgent {
         /// Why.
         reason: String,
     },
-    /// What a process wrote.
+    /// Output of a process.
     Output {
         /// The process.
         id: u32,

@@ -33,7 +33,7 @@ def main() -> None:
         comm.all_reduce(gradient, op="sum")
         weights -= gradient / (ROWS * mpi.size)
 
-    # What is rare stays MPI's.
+    # Rare operations stay MPI's.
     right = mpi.allreduce(int((((rows @ weights) > 0) == labels).sum()))
     every = mpi.gather(weights.tobytes())
     if every is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def until_done(operation: Operation) -> Generator[Any, None, None]:
-    """What ``await operation`` runs. A thread of the package's wakes the event loop at the operation's end.
+    """Runs an ``await operation``. A thread of the package's wakes the event loop at the operation's end.
 
     A task that is cancelled stops to wait. The operation goes on, and can be awaited again.
     """

@@ -12,7 +12,7 @@ class Error(RuntimeError):
     rank: int | None = None
     #: The call.
     call: str | None = None
-    #: What is of no use any more: the call's result alone, the communicator on all ranks, or the session.
+    # : The scope of a failure: the call's result alone, the communicator on all ranks, or the session.
     ends: Literal["call", "communicator", "session"] = "call"
 
 

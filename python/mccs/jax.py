@@ -21,7 +21,7 @@ from mccs.errors import InvalidUsage
 
 __all__ = ["initialize"]
 
-#: What MPItrampoline, a part of JAX's library, reads when it is loaded.
+# : Variable that MPItrampoline, a part of JAX's library, reads when it is loaded.
 _VARIABLE = "MPITRAMPOLINE_LIB"
 
 #: How long ranks wait for rank 0's id.

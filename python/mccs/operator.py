@@ -1,4 +1,4 @@
-"""What an operator sees and steers: the answers of ``mccsctl`` as Python has objects and pandas tables.
+"""An operator's views and commands: the answers of ``mccsctl`` as Python has objects and pandas tables.
 
 The keys of all answers are in docs/JSON.md. Whoever may use the service's control socket may do this.
 """
@@ -58,7 +58,7 @@ class Operator:
         answer: dict[str, Any] = self.ask("policy", command, *words)["controller"][key]
         return answer
 
-    # What there is: a row each.
+    # Views: a row for each object.
 
     def hosts(self) -> list[dict[str, Any]]:
         """Hosts of the cluster, and whether their services can be reached."""
@@ -94,11 +94,11 @@ class Operator:
         return engines
 
     def why_stuck(self, communicator: int) -> dict[str, Any]:
-        """Whom a communicator waits for."""
+        """The ranks that a communicator waits for."""
         answer: dict[str, Any] = self.ask("why-stuck", communicator)
         return answer
 
-    # What is to change.
+    # Changes: one for each argument.
 
     def reconfigure(
         self,
@@ -144,7 +144,7 @@ class Operator:
         self.ask(*words)
 
     def diff_policy(self, file: str | os.PathLike[str]) -> dict[str, Any]:
-        """What a policy file would change of every communicator."""
+        """Changes that a policy file would make to every communicator."""
         return self._policy("diff", "diff", os.fspath(file))
 
     def apply_policy(self, file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Operator:
         return self._policy("rollback", "applied")
 
     def policy(self) -> dict[str, Any]:
-        """What is in force, and which file differs."""
+        """The policy in force, and the file that differs."""
         return self._policy("show", "show")
 
 

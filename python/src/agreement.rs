@@ -1,8 +1,8 @@
-//! What ranks tell each other before a call of several pieces: what it is, and whether the service maps all of the rank's memory.
-//! They make the same pieces only if all call the same.
+//! Agreement of ranks before a call of several pieces: what it is, and whether the service maps all of the rank's memory. They
+//! make the same pieces only if all call the same.
 //!
-//! It is an all-gather of a type that no caller's call has: a short call of another rank never passes as one. Where the service tells of such a
-//! mismatch, [`in_words`] says what was called instead.
+//! It is an all-gather of a type that no caller's call has: a short call of another rank never passes as one. The service tells of such a
+//! mismatch: [`in_words`] then says what was called instead.
 
 use mccs::{
     Collective, CollectiveKind, Collectives, Communicator, DataType, Error, ErrorClass, ReduceOperator, Region, Stream,

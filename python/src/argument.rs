@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 /// A time-out of Python's; none for an infinite one.
 pub(crate) fn duration(seconds: Option<f64>) -> Result<Option<Duration>, String> {
-    // What is no number stays none.
+    // A float that is no number stays none.
     let convert = |seconds: f64| Duration::try_from_secs_f64(if seconds < 0.0 { 0.0 } else { seconds });
     let finite = seconds.filter(|seconds| *seconds != f64::INFINITY).map(convert).transpose();
     finite.map_err(|error| format!("timeout: {error}"))
@@ -29,7 +29,7 @@ impl<T> Argument<T> {
     /// The argument of this name.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake.
     pub(crate) fn get(self, name: &str) -> Result<T, String> {
         match self {
             Argument::Good(value) => Ok(value),

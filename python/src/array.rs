@@ -17,7 +17,7 @@ pub(crate) struct Array {
     pub(crate) owner: Py<PyAny>,
 }
 
-/// What elements are.
+/// Type of elements.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Element {
     pub(crate) bytes: usize,
@@ -147,7 +147,7 @@ struct DlTensor {
 /// `kDLCPU`, and `kDLCUDAHost`: memory of the host's that is pinned.
 const HOST: [i32; 2] = [1, 3];
 
-/// What a `DLManagedTensorVersioned` begins with.
+/// First fields of a `DLManagedTensorVersioned`.
 #[repr(C)]
 struct DlVersioned {
     version: [u32; 2],

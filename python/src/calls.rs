@@ -52,7 +52,7 @@ pub(crate) struct Buffers<'a, 'py> {
     pub(crate) recv_parts: usize,
 }
 
-/// What a call is, besides its buffers.
+/// A call, besides its buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct What {
     pub(crate) kind: Kind,

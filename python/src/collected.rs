@@ -31,7 +31,7 @@ struct Open {
     is_broken: bool,
 }
 
-/// What a group that has ended leaves to do.
+/// Work that a group leaves when it has ended.
 pub(crate) enum Left {
     /// It was inside another, which has its calls.
     Inner,

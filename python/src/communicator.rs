@@ -381,7 +381,8 @@ impl PyCommunicator {
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         if !kind.is_none() {
-            // Others may wait for calls that do not come any more. What raised is more to the point than what fails here.
+            // Others may wait for calls that do not come any more. The caller's exception is more to the point than a
+            // failure here.
             let _ = self.abort(py);
         }
         self.close()

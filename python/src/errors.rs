@@ -10,7 +10,7 @@ pyo3::import_exception!(mccs.errors, Remote);
 pyo3::import_exception!(mccs.errors, System);
 pyo3::import_exception!(mccs.errors, Internal);
 
-/// Whose call.
+/// The caller.
 #[derive(Clone, Copy)]
 pub(crate) struct Caller {
     pub(crate) rank: u32,

@@ -97,7 +97,7 @@ fn issue_and_wait(py: Python<'_>, calls: &[Collected]) -> PyResult<()> {
         let waited = PyOperation::of(call).finish(py, None);
         if let Err(error) = waited {
             if !call.operation.is_done() {
-                // A signal's. What goes on keeps its arrays.
+                // A signal's. Calls that go on keep their arrays.
                 return Err(error);
             }
             first.get_or_insert(error);

@@ -15,7 +15,7 @@ use crate::slots::{Counters, Place, SLOT_BYTES, SLOTS, Slots, piece_count, spans
 /// How long a wait goes on before it looks for signals and time-outs.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What the communicator's thread is to do.
+/// Tasks of the communicator's thread.
 enum Task {
     Run(Arc<Operation>),
     /// It has begun, and somebody wants to be told of its end.
@@ -177,7 +177,7 @@ impl Lane {
         for index in 0..SLOTS {
             let work = self.slots().work(index);
             if let Some((place, stream)) = work {
-                // What failed is told with the operation.
+                // The operation tells of a failure.
                 let _ = self.finish_slot(place, &stream, Duration::ZERO);
             }
         }
@@ -199,7 +199,7 @@ impl Lane {
             let look = left.map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY));
             let work = self.slots().work_of(operation);
             match work {
-                // What failed is told with the operation.
+                // The operation tells of a failure.
                 Some((place, stream)) => drop(self.finish_slot(place, &stream, look)),
                 None => operation.wait_changed(look),
             }
@@ -231,7 +231,7 @@ impl Lane {
         if matches!(operation.call.kind, Kind::Collective(_)) {
             return self.give_to_thread(&mut locked(&self.queue), Task::Finish(Arc::clone(operation)));
         }
-        // What it waits for may be called behind collectives: they must not wait for each other.
+        // Operations that it waits for may be called behind collectives: they must not wait for each other.
         let (lane, operation) = (Arc::clone(self), Arc::clone(operation));
         let run = move || drop(lane.wait(&operation, None, || true));
         let thread = std::thread::Builder::new().name("mccs-python-p2p".into()).spawn(run);
@@ -248,7 +248,7 @@ impl Lane {
                 }
                 queue.is_busy = false;
                 if queue.is_closed {
-                    // What has begun without it, and is asked for later, has another.
+                    // Operations that have begun without it, and are asked for later, have another.
                     queue.thread = None;
                     return;
                 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::errors::Caller;
 
-/// What an operation does.
+/// Kinds of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// All ranks make the call.
@@ -60,7 +60,7 @@ impl Call {
     /// Whether the caller can make it.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault.
     pub(crate) fn check(&self, caller: Caller) -> Result<(), String> {
         if self.root >= caller.nranks {
             return Err(format!("there is no rank {} among {}", self.root, caller.nranks));
@@ -118,7 +118,7 @@ struct State {
     outcome: Option<Result<(), Error>>,
     /// It is kept for the end of a group.
     is_kept: bool,
-    /// What the caller's memory belongs to.
+    /// Owners of the caller's memory.
     owners: Vec<Py<PyAny>>,
     callbacks: Vec<Py<PyAny>>,
 }

@@ -1,5 +1,5 @@
-//! What belongs to one process. A session's socket and memory are shared with children that are forked: these must not use them, nor
-//! end them.
+//! State of one process. A session's socket and memory are shared with children that are forked: these must not use them, nor end
+//! them.
 
 use std::mem::ManuallyDrop;
 use std::sync::Once;

@@ -66,7 +66,8 @@ impl Session {
         self.client().map(Client::session)
     }
 
-    /// What ranks at other services name as root address, if rank 0 is in this process; ``None`` for a service that knows no others.
+    /// The root address that ranks at other services name, if rank 0 is in this process; ``None`` for a service that knows no
+    /// others.
     #[getter]
     fn root_address(&self) -> PyResult<Option<&str>> {
         self.client().map(Client::root_address)

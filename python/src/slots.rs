@@ -34,7 +34,7 @@ fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// What a slot does.
+/// A slot's work.
 struct Held {
     operation: Arc<Operation>,
     /// By which it is told from what the slot does later.
@@ -75,7 +75,7 @@ pub(crate) fn piece_count(call: &Call, nranks: u32) -> u64 {
     (bytes / call.data_type.size_bytes()).max(1) as u64
 }
 
-/// Where the service finds all of a call's buffers in the caller's own memory, if it does.
+/// Spans of a call's buffers in the caller's own memory, if the service finds all of them.
 pub(crate) fn spans_of(call: &Call, client: &Client) -> Option<[Span; 2]> {
     let place = |parts: &[usize]| {
         if parts.is_empty() || call.count == 0 {
@@ -175,7 +175,7 @@ impl Slots {
         Ok(self.slots.len() - 1)
     }
 
-    /// What a slot does, and the stream that it does it on.
+    /// A slot's work, and its stream.
     pub(crate) fn work(&self, index: usize) -> Option<(Place, Stream)> {
         let slot = self.slots.get(index)?;
         let held = slot.held.as_ref().filter(|held| !held.is_in_group)?;
@@ -302,7 +302,7 @@ impl Slots {
         Ok(stream.clone())
     }
 
-    /// What was agreed on in a slot, once its stream has ended.
+    /// Agreements in a slot, once its stream has ended.
     pub(crate) fn agreed(&self, index: usize, nranks: u32) -> Result<bool, Error> {
         let (region, _) = self.parts_of(index)?;
         // SAFETY: the slot's memory; the operation on it has ended.

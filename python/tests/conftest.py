@@ -51,7 +51,7 @@ def _read(out: int, deadline: float) -> bytes | None:
 
 
 def run(function: Callable[..., Any], nranks: int, *arguments: Any) -> list[Any]:
-    """What ``function(rank, nranks, *arguments)`` returns on each rank. Each is a process."""
+    """Results of ``function(rank, nranks, *arguments)`` on each rank. Each is a process."""
     children = []
     for rank in range(nranks):
         out, into = os.pipe()

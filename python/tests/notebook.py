@@ -17,7 +17,7 @@ def code_cells(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def outcome(code: str, names: dict[str, Any]) -> tuple[str, Any]:
-    """What a cell prints, and the value of its last expression."""
+    """Output of a cell, and the value of its last expression."""
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed, value = io.StringIO(), None

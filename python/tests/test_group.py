@@ -53,7 +53,7 @@ def at_its_end(comm: mccs.Communicator) -> None:
         assert isinstance(going_on, mccs.Operation) and not going_on.done() and going_on.exception() is None
         with pytest.raises(mccs.InvalidUsage, match=f"^rank {comm.rank} of 2, all_reduce: .*group"):
             going_on.wait()
-        # What it has at the end is combined.
+        # Its content at the end is combined.
         array[:] = 10 * (comm.rank + 1)
         assert not told.is_set()
     going_on.wait()

@@ -1,4 +1,4 @@
-"""What an operator sees and steers from Python."""
+"""An operator's views and commands from Python."""
 
 from __future__ import annotations
 

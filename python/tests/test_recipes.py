@@ -68,7 +68,7 @@ def test_a_recipe_runs(socket: Path, monkeypatch, section: str, nranks: int) -> 
 def test_the_recipe_of_pytorch_runs(socket: Path, monkeypatch) -> None:
     if not os.environ.get("MCCS_TESTS_NEED_ALL"):
         pytest.importorskip("torch")
-    # What ranks would import one by one: they are forked.
+    # Modules that ranks would import one by one: they are forked.
     import torch
     import torch._dynamo
 
@@ -103,7 +103,7 @@ def free_port() -> int:
 
 
 def program(launcher: list[str], section: str) -> str:
-    """Runs a recipe as a program. What it prints on standard error."""
+    """Runs a recipe as a program. Output of it on standard error."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(snippet(section))
         file.flush()

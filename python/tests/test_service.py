@@ -27,7 +27,7 @@ def use(rank: int, nranks: int, unique_id: str, folder: str) -> str:
 
 
 def wait_for_end_of(process: int) -> None:
-    """Of a process that is nobody's child here."""
+    """Whether a process that is nobody's child here lives."""
     try:
         descriptor = os.pidfd_open(process)
     except ProcessLookupError:

@@ -13,7 +13,7 @@ if not os.environ.get("MCCS_TESTS_NEED_ALL"):
 
 import torch  # noqa: E402
 
-# What ranks would import one by one: they are forked.
+# Modules that ranks would import one by one: they are forked.
 import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as checkpoint  # noqa: E402
@@ -91,7 +91,7 @@ def collectives(seed: int, count: int, dtype: torch.dtype) -> None:
     dist.all_to_all(got, [row.clone() for row in own])
     same(torch.stack(got), torch.stack([other[rank] for other in every]))
     sizes = [[(a + 2 * b) % 3 * (count // 4) for b in range(n)] for a in range(n)]
-    # What each rank sends to whom, cut off the same tensor.
+    # Tensors of each rank for each peer, cut off the same tensor.
     pieces = [list(other.view(-1)[: sum(sizes[peer])].split(sizes[peer])) for peer, other in enumerate(every)]
     output_sizes = [sizes[peer][rank] for peer in range(n)]
     got = torch.empty(sum(output_sizes), dtype=dtype)

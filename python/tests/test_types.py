@@ -49,7 +49,7 @@ class Own(mccs.Communicator):  # wrong: misc
 
 
 def checked(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """What a module of mypy's says in a folder."""
+    """Output of a module of mypy's in a folder."""
     command = [sys.executable, "-m", *map(str, arguments)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 

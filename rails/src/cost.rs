@@ -16,18 +16,19 @@
 
 use std::ops::RangeInclusive;
 
-/// What a slice takes, in nanoseconds.
+/// Times of a slice, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parts {
-    /// What streams do before moves and behind them, all segments together.
+    /// Time of streams before moves and behind them, all segments together.
     pub(crate) kernels_ns: u64,
     /// How long it has the busiest of what slices share: a stream, or links.
     pub(crate) shared_ns: u64,
-    /// What its stream does of it before it comes to others while moves are under way; nothing where others have streams of their own.
+    /// Its stream's work on it before the stream comes to others while moves are under way; nothing if others have streams of their
+    /// own.
     pub(crate) ahead_ns: u64,
     /// How long its moves have the wire.
     pub(crate) wire_ns: u64,
-    /// What its moves take besides: the words that begin them, credits, the way, the flush, and the words that end them.
+    /// Time of its moves besides: the words that begin them, credits, the way, the flush, and the words that end them.
     pub(crate) latency_ns: u64,
 }
 
@@ -46,29 +47,29 @@ pub(crate) struct Rates {
     pub(crate) link_bytes_per_us: u64,
     /// Bytes that a rail carries in a microsecond.
     pub(crate) wire_bytes_per_us: u64,
-    /// What a move takes besides.
+    /// Time of a move besides.
     pub(crate) latency_ns: u64,
     /// Bytes that copies between a rail's slots and memory of the GPU bring in a microsecond, before a move and behind it; none where NICs
     /// reach that memory.
     pub(crate) copied_bytes_per_us: Option<u64>,
-    /// What differs where segments have streams of their own.
+    /// Differences if segments have streams of their own.
     pub(crate) forked: Forked,
 }
 
-/// What differs in streams of their own.
+/// Differences of streams of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Forked {
-    /// What a call takes besides: all streams come behind the caller's, and it behind them.
+    /// Time of a call besides: all streams come behind the caller's, and it behind them.
     pub(crate) call_ns: u64,
-    /// What a segment takes besides, for events between streams.
+    /// Time of a segment besides, for events between streams.
     pub(crate) segment_ns: u64,
     /// How long a team's kernel takes, of what it takes alone: it has fewer blocks.
     pub(crate) team_percent: u64,
-    /// What a call gains at least that is forked.
+    /// Least gain of a call that is forked.
     pub(crate) gain_percent_min: u64,
 }
 
-/// Of which form calls are: the same on all ranks.
+/// Form of calls: the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Form {
     /// Kernels of a team in each segment of a slice.
@@ -153,15 +154,14 @@ pub(crate) fn slices_ns(slices: u64, slots: u64, parts: Parts) -> u64 {
     by_streams_ns.max(by_wire_or_slots_ns)
 }
 
-/// How a call should be cut of which a rail moves `bytes`: in `slices` of a power of two with which it takes least.
-/// Of those that take as long the longest, which has the fewest slices. In several streams where that takes clearly less: they hold more of
-/// the GPU.
+/// How a call should be cut of which a rail moves `bytes`: in `slices` of a power of two with which it takes least. The longest of those
+/// that take as long, which has the fewest slices. In several streams where that takes clearly less: they hold more of the GPU.
 pub(crate) fn best_cut(bytes: u64, slices: RangeInclusive<u64>, form: &Form, may_fork: bool, rates: &Rates) -> Cut {
     let lengths = || (0..u64::BITS).map(|shift| 1u64 << shift).filter(|slice| slices.contains(slice)).rev();
     let cuts = |is_forked: bool| lengths().map(move |slice_bytes| Cut { slice_bytes, is_forked });
     let takes = |cut: &Cut| rates.call_ns(bytes, form, *cut);
     let one = cuts(false).min_by_key(takes).unwrap_or(Cut { slice_bytes: *slices.end(), is_forked: false });
-    // What goes in one slice has nothing that could run beside it.
+    // A single slice has nothing that could run beside it.
     let may_fork = may_fork && form.may_fork();
     let several = cuts(true).filter(|cut| may_fork && cut.slice_bytes < bytes).min_by_key(takes);
     several.filter(|several| takes(several) < takes(&one) / 100 * (100 - rates.forked.gain_percent_min)).unwrap_or(one)
@@ -214,7 +214,7 @@ mod tests {
                 let streams = if is_forked { segments as usize } else { 1 };
                 let told = slices_ns(slices, SLOTS, parts);
                 let done = done_ns(slices, segments, SLOTS, parts, streams);
-                // What is short hides behind what is long, and the last slots are not all full.
+                // Short steps hide behind long ones, and the last slots are not all full.
                 let slice_ns = kernels_ns + moves * (wire_ns + latency_ns);
                 assert!(
                     told.abs_diff(done) <= done / 4 + slice_ns,

@@ -7,7 +7,7 @@
 //! slots: 2    slice.segment:  0.0  1.0 | 0.1  2.0 | 1.1  3.0 | 2.1 | 3.1
 //! ```
 //!
-//! A call that is forked has a stream for each segment. What is enqueued keeps that order, so that a GPU which takes all streams' work in the
+//! A call that is forked has a stream for each segment. Enqueued steps keep that order, so that a GPU which takes all streams' work in the
 //! order of the calls comes to an end, too. Each step says which one of another stream it comes behind:
 //!
 //! ```text
@@ -20,7 +20,8 @@ use std::cmp::Reverse;
 /// Slices and segments, in order: all ranks have the same.
 pub fn order(slices: usize, segments: usize, slots: usize) -> impl Iterator<Item = (usize, usize)> {
     let delay = move |segment: usize| segment * slots / (segments - 1).max(1);
-    // Of more segments than slots several of a slice come in one step: the second ones behind the first ones of all, while rails move these.
+    // With more segments than slots, several of a slice come in one step: the second ones behind the first ones of all, while rails move
+    // these.
     let first = |delay: usize| (delay * (segments - 1).max(1)).div_ceil(slots);
     let before = |segment: &usize| segment - first(delay(*segment));
     let mut together: Vec<usize> = (0..segments).collect();
@@ -41,11 +42,11 @@ pub struct Step {
     pub segment: usize,
     /// In which of the call's streams; 0 is the caller's.
     pub stream: usize,
-    /// What it comes behind that is in another stream.
+    /// The step of another stream that it comes behind.
     pub behind: Option<Behind>,
 }
 
-/// What a step of another stream comes behind.
+/// A step of another stream that a step comes behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behind {
     /// The segment before of its slice, up to its moves: all of it where this rank has none there. That the moves have ended is waited for besides.

@@ -10,7 +10,7 @@
 //! all_reduce, more hosts:  team reduce-scatter -> slot | rail all-to-all | combine -> slot | rail all-gather | team all-gather
 //! ```
 //!
-//! Where the operator wants a ring of reductions, `ring.rs` has what comes between the first move and the last.
+//! If the operator wants a ring of reductions, `ring.rs` has the stages between the first move and the last.
 //!
 //! Slots are where rails read and write: memory of the host now, and of the GPU where a NIC reaches that. Stages behind a move, up to the
 //! segment's end, touch no slot. Everything counts in elements.
@@ -27,11 +27,11 @@ use crate::sizes::{BOUNCED, RATES, SLICE_BYTES_MIN, Sizes, slot_bytes, slots};
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
 const ALIGN_COUNT: u64 = 64;
 
-/// What a rank does.
+/// Stages of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// A collective of the ranks of this host, in which all of them are. Blocks of different ranks lie so many elements apart. Where it reduces, it
-    /// does so by the call's operator, and averages sum.
+    /// A collective of the ranks of this host, in which all of them are. Blocks of different ranks lie so many elements apart. A reduction
+    /// is by the call's operator, and averages sum.
     Team(Exchange),
     /// A copy of one's own.
     Copy {
@@ -53,17 +53,17 @@ pub enum Stage {
 pub struct Combination {
     /// Which of the rank's own rails has moved them.
     pub rail: u32,
-    /// What is combined, in this order.
+    /// Parts that are combined, in this order.
     pub parts: Parts,
     /// Elements of a part.
     pub count: u64,
-    /// Where the result goes.
+    /// Place of the result.
     pub to: Place,
     /// Whether nothing else is to be added: averages divide.
     pub finishes: bool,
 }
 
-/// Where parts lie in a slot that are to be combined: one of each host, or two.
+/// Places in a slot of parts that are to be combined: one of each host, or two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parts {
     /// The first one.
@@ -80,7 +80,7 @@ pub struct Parts {
 pub struct OwnPart {
     /// Which of the parts it is.
     pub place: u32,
-    /// Where it lies.
+    /// Its GPU.
     pub at: u64,
 }
 
@@ -114,7 +114,7 @@ impl Parts {
         Parts { first, stride: second - first, number: 2, own: None }
     }
 
-    /// Where the first one lies.
+    /// Place of the first part.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.first
@@ -138,7 +138,7 @@ impl Parts {
         self.own
     }
 
-    /// Where each lies.
+    /// Place of each part.
     pub fn all(&self) -> impl ExactSizeIterator<Item = u64> + use<> {
         let Parts { first, stride, number, own } = *self;
         (0..number).map(move |place| match own {
@@ -158,18 +158,19 @@ pub struct Part {
 }
 
 impl Move {
-    /// What of a host's slot the rail reads: where slots have twins in the GPU's memory, it has to be brought there.
+    /// Spans of a host's slot that the rail reads: if slots have twins in the GPU's memory, they have to be brought
+    /// there.
     pub fn goes_in(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
         let count = self.kind.send_count(self.count, hosts, host, self.root).unwrap_or(0);
         let whole = Part { at: self.send, count };
         match self.kind {
-            // What a rank sends itself does not travel.
+            // A rank's block for itself does not travel.
             CollectiveKind::AllToAll => whole.without(self.send + u64::from(host) * self.count, self.count),
             _ => whole.without(self.send + count, 0),
         }
     }
 
-    /// What of a host's slot the rail writes, but for what it has read there itself.
+    /// Spans of a host's slot that the rail writes, but for those it has read there itself.
     pub fn comes_out(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
         use CollectiveKind as K;
         let count = self.kind.recv_count(self.count, hosts, host, self.root).unwrap_or(0);
@@ -180,7 +181,7 @@ impl Move {
             return Part { at, count: self.count }.without(at, 0);
         }
         match self.kind {
-            // Of what is in place, the own part stays.
+            // In place, the own part stays.
             K::AllGather | K::Gather if self.send == own && count > 0 => whole.without(own, self.count),
             K::AllToAll => whole.without(own, self.count),
             K::Broadcast | K::Scatter if host == self.root => whole.without(whole.at, count),
@@ -190,7 +191,7 @@ impl Move {
 }
 
 impl Part {
-    /// What is before and behind some of it.
+    /// The parts before and behind some of it.
     fn without(self, at: u64, count: u64) -> impl Iterator<Item = Part> {
         let behind = at + count;
         let parts = [Part { count: at - self.at, ..self }, Part { at: behind, count: self.at + self.count - behind }];
@@ -212,9 +213,9 @@ pub struct Slice {
 /// A call of one rank.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan<'a> {
-    /// Who is where.
+    /// Places of ranks.
     pub layout: &'a Layout,
-    /// Where the rank is.
+    /// The rank's seat.
     pub seat: Seat,
     /// The collective.
     pub kind: CollectiveKind,
@@ -386,7 +387,7 @@ impl Plan<'_> {
                 None => self.segments() as u64,
             },
             slots: self.sizes.slots,
-            // Of what goes from host to host in an all-to-all each rank of a team has a part.
+            // Each rank of a team has a part of the data that goes from host to host in an all-to-all.
             team: if self.kind == CollectiveKind::AllToAll { team.min(2).into() } else { team.into() },
             carried: if self.has_one_block() { 1 } else { hosts - 1 },
         }
@@ -415,7 +416,7 @@ impl Plan<'_> {
         }
     }
 
-    /// What a rank enqueues for so many slices, in order.
+    /// A rank's steps for so many slices, in order.
     pub fn steps(&self, slices: usize) -> impl Iterator<Item = Step> + use<> {
         steps(slices, self.segments(), self.sizes.slots as usize, self.sizes.is_forked)
     }
@@ -462,10 +463,10 @@ pub enum Forks {
     Always,
 }
 
-/// Where what hosts exchange lies in a slot: a section for each other host, one from each, and the own.
+/// Layout of hosts' exchange in a slot: a section for each other host, one from each, and the own.
 ///
 /// Two hosts gather from each other, as the only other collective in which each gets what the other one has for it. More have an
-/// all-to-all, of which nobody reads what a host has for itself. What hosts are to get lies equally far apart.
+/// all-to-all, of which nobody reads what a host has for itself. Sections of hosts lie equally far apart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Swap {
     hosts: u64,
@@ -484,7 +485,7 @@ impl Swap {
         if hosts == 2 { 3 } else { 2 * hosts }
     }
 
-    /// Where what a host is to get lies; for this one, what stays here.
+    /// Place of a host's section; for this one, of the data that stays here.
     pub(crate) fn outgoing(&self, host: u64) -> u64 {
         match self.hosts {
             2 => (self.host + host) * self.count,
@@ -492,12 +493,12 @@ impl Swap {
         }
     }
 
-    /// Where what comes from another host lies.
+    /// Place of the data from another host.
     pub(crate) fn incoming(&self, host: u64) -> u64 {
         self.first_incoming() + host * self.count
     }
 
-    /// Where there is room for what is made of it, as the sections of all hosts together.
+    /// Place of the result, as the sections of all hosts together.
     pub(crate) fn made(&self) -> u64 {
         if self.hosts == 2 { self.outgoing(self.host) } else { self.incoming(self.host) }
     }
@@ -513,7 +514,7 @@ impl Swap {
         Parts { first, stride: self.count, number, own: Some(own) }
     }
 
-    /// What a rail does.
+    /// A rail's move.
     pub(crate) fn by(&self, rail: u32) -> Move {
         let (kind, send) = match self.hosts {
             2 => (CollectiveKind::AllGather, self.outgoing(1 - self.host)),
@@ -522,7 +523,7 @@ impl Swap {
         Move { rail, kind, root: 0, count: self.count, send, recv: self.first_incoming(), only_from: None }
     }
 
-    /// What a rail does to pass the part of a host on round a ring.
+    /// A rail's move that passes the part of a host on round a ring.
     pub(crate) fn hop(&self, rail: u32, of: u32, previous: u32) -> Move {
         let (kind, only_from) = (CollectiveKind::AllGather, Some(previous));
         let (send, recv) = (self.outgoing(of.into()), self.first_incoming());

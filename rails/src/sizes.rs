@@ -21,9 +21,9 @@ const SLOT_ALIGN: u64 = 4096;
 const UNDIVIDED_BYTES: u64 = 16 << 10;
 /// A rail moves at least so much in a slice of a long call; [`RATES`] say how much.
 pub(crate) const SLICE_BYTES_MIN: u64 = 64 << 10;
-/// What slices and streams of a long call go by. Of a slice of 4 MiB kernels of two GPUs took some 80 us on H200s, and an emulated NIC of
-/// 400 Gbit/s 93. Collectives of 64 MiB and more send 300 GB/s from each of two and of eight H200s, whose NVLink has 372. A write takes such
-/// a NIC 20 us: a credit's, the last message's and the flush's are a move's latency.
+/// Rates by which slices and streams of a long call are chosen. For a slice of 4 MiB, kernels of two GPUs took some 80 us on H200s, and an
+/// emulated NIC of 400 Gbit/s 93. Collectives of 64 MiB and more send 300 GB/s from each of two and of eight H200s, whose NVLink has 372. A
+/// write takes such a NIC 20 us: a credit's, the last message's and the flush's are a move's latency.
 pub(crate) const RATES: Rates = Rates {
     team_ns: 10_000,
     team_bytes_per_us: 300_000,
@@ -33,7 +33,8 @@ pub(crate) const RATES: Rates = Rates {
     wire_bytes_per_us: 45_000,
     latency_ns: 60_000,
     copied_bytes_per_us: None,
-    // Of 64 MiB all-gathers and reduce-scatters take 1.06 and 1.09 times as long with 48 blocks as with 96, and 1.38 and 1.44 times with 32.
+    // All-gathers and reduce-scatters of 64 MiB take 1.06 and 1.09 times as long with 48 blocks as with 96, and 1.38 and 1.44 times with
+    // 32.
     forked: Forked { call_ns: 10_000, segment_ns: 3_000, team_percent: 117, gain_percent_min: 5 },
 };
 /// The same where a rank's data are copied to memory of the host and back, by copy engines over PCIe.
@@ -64,7 +65,7 @@ pub fn slot_bytes(slots_bytes: u64, slots: u64) -> u64 {
     slots_bytes / slots / SLOT_ALIGN * SLOT_ALIGN
 }
 
-/// What a rail of more than two hosts moves at least where hosts exchange parts of it: twice the moves, for fewer bytes.
+/// Least move of a rail of more than two hosts, if hosts exchange parts of it: twice the moves, for fewer bytes.
 const EXCHANGE_BYTES_MIN: u64 = 64 << 10;
 
 /// Sizes, in elements: the same on all ranks.
@@ -76,7 +77,7 @@ pub struct Sizes {
     pub slot: u64,
     /// Up to so much of a host's is not divided among rails, which takes fewer stages.
     pub undivided: u64,
-    /// What a rail moves in a slice, if its slots have room and the call has as much.
+    /// Move of a rail in a slice, if its slots have room and the call has as much.
     pub slice: u64,
     /// From here on rails of more than two hosts exchange parts of what they combine, instead of all of it.
     pub exchange_from: u64,

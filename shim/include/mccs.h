@@ -41,13 +41,13 @@ typedef struct mccsMemoryChannels *mccsMemoryChannels_t;
  * stream. The one in the place of the other is mccsInvalidArgument. */
 typedef void *mccsStream_t;
 
-/* Where a communicator's buffers are. */
+/* Place of a communicator's buffers. */
 typedef enum {
     mccsMemoryHost = 0, /* memory of mccsMemAlloc or mccsMemRegister */
     mccsMemoryCuda = 1  /* the GPU of the calling thread's current CUDA context, as after cudaSetDevice */
 } mccsMemory_t;
 
-/* Where the scalar of a pre-multiplied sum is; numbers as in NCCL. */
+/* Place of the scalar of a pre-multiplied sum; numbers as in NCCL. */
 typedef enum {
     mccsScalarDevice = 0,       /* in the GPU's memory: read when a collective runs */
     mccsScalarHostImmediate = 1 /* in the host's memory: read by the call that makes the operator */
@@ -86,7 +86,7 @@ mccsResult_t mccsConnect(const char *socket, mccsClient_t *client);
 mccsResult_t mccsDisconnect(mccsClient_t client);
 
 mccsResult_t mccsGetUniqueId(mccsUniqueId *id);
-/* What ranks at other services name as root address of communicators whose rank 0 is in this session: its process tells them, as it
+/* Root address that ranks at other services name for communicators whose rank 0 is in this session: its process tells them, as it
  * tells them the id. Null where the service knows no others; valid until mccsDisconnect. */
 mccsResult_t mccsRootAddress(mccsClient_t client, const char **address);
 /* How long ranks of this session wait for the others when they join, from here on. 0, as at first: as long as the operator says
@@ -94,7 +94,7 @@ mccsResult_t mccsRootAddress(mccsClient_t client, const char **address);
 mccsResult_t mccsSetInitTimeout(mccsClient_t client, unsigned long long timeout_ms);
 /* Returns when all ranks have joined. With memory of the host, inside a group: at once, and *comm is set by the outermost mccsGroupEnd.
  * With GPUs a process with several ranks calls it from as many threads. root_address is null where all ranks are at one service,
- * else what mccsRootAddress says where rank 0 is: mccs-launch sets MCCS_ROOT_ADDRESS. Where a join in a group fails, its *comm
+ * else what mccsRootAddress says where rank 0 is: mccs-launch sets MCCS_ROOT_ADDRESS. If a join in a group fails, its *comm
  * becomes null; the others are members. */
 mccsResult_t mccsCommInitRank(mccsComm_t *comm, mccsClient_t client, int nranks, const mccsUniqueId *id, int rank,
                               mccsMemory_t memory, const char *root_address);
@@ -179,9 +179,9 @@ mccsResult_t mccsRecv(void *recvbuff, size_t count, mccsDataType_t dtype, int pe
 mccsResult_t mccsBarrier(mccsComm_t comm, mccsStream_t stream);
 
 /* Operations of this thread between start and end, also those that other libraries call, are enqueued together at the
- * end; sends and receives start together. Groups nest: the outermost end enqueues. Where a call inside fails, that end
- * returns the same result and enqueues nothing. Where the end itself fails as it enqueues, abort the communicators:
- * some operations may be under way. */
+ * end; sends and receives start together. Groups nest: the outermost end enqueues. If a call inside fails, that end
+ * returns the same result and enqueues nothing. If the end itself fails as it enqueues, abort the communicators: some
+ * operations may be under way. */
 mccsResult_t mccsGroupStart(void);
 mccsResult_t mccsGroupEnd(void);
 
@@ -264,7 +264,7 @@ typedef void (*mccsLogHandler_t)(int level, const char *message, void *user);
 mccsResult_t mccsSetLogHandler(mccsLogHandler_t handler, void *user);
 
 const char *mccsGetErrorString(mccsResult_t result);
-/* What went wrong in the last call of this thread that failed. The text is valid until the next such call. */
+/* Reason of the last call of this thread that failed. The text is valid until the next such call. */
 const char *mccsGetLastError(void);
 
 #ifdef __cplusplus

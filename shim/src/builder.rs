@@ -68,8 +68,8 @@ impl CommunicatorBuilder {
         CommunicatorBuilder { client, id, rank, nranks, root_address: None, options, timeout: None, forks }
     }
 
-    /// Where rank 0 is, if ranks are at several services: what [`Client::root_address`] returns there. Without it all ranks are at
-    /// this service. All ranks give the same. An empty one is no address: the join ends with [`Error::InvalidArgument`].
+    /// Address of rank 0, if ranks are at several services: what [`Client::root_address`] returns there. Without it all ranks are
+    /// at this service. All ranks give the same. An empty one is no address: the join ends with [`Error::InvalidArgument`].
     pub fn root_address<'a>(mut self, address: impl Into<Option<&'a str>>) -> Self {
         self.root_address = address.into().map(str::to_owned);
         self
@@ -158,7 +158,7 @@ impl CommunicatorBuilder {
     /// Joins several ranks from one thread: none waits for the others before all have been announced.
     ///
     /// # Errors
-    /// The first error of any of them, as for [`CommunicatorBuilder::join`]. Then none of them is a member. Where one cannot be
+    /// The first error of any of them, as for [`CommunicatorBuilder::join`]. Then none of them is a member. If one cannot be
     /// announced, those before it are given up: their communicators end if the other ranks still come.
     pub fn join_all(ranks: &[CommunicatorBuilder]) -> Result<Vec<Communicator>, Error> {
         let mut joining = Vec::with_capacity(ranks.len());

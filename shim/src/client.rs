@@ -38,7 +38,7 @@ static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 pub struct Client(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    /// Of this process' sessions, from 1: sessions of two services may have the same number there.
+    /// Number among this process' sessions, from 1: sessions of two services may have the same number there.
     pub(crate) number: u64,
     pub(crate) requests: Requests,
     pub(crate) doorbell: Doorbell,
@@ -64,7 +64,7 @@ pub(crate) struct Inner {
     root_address: String,
 }
 
-/// What the service has told of failures.
+/// Failures that the service has told of.
 struct Failures {
     completions: Consumer<Completion>,
     comms: HashMap<Handle, Error>,
@@ -213,8 +213,8 @@ impl Client {
         self.0.session
     }
 
-    /// What ranks at other services name as [root address](CommunicatorBuilder::root_address) of a communicator whose rank 0 is in
-    /// this process. Nothing where the service knows no others.
+    /// Address that ranks at other services name as [root address](CommunicatorBuilder::root_address) of a communicator whose rank
+    /// 0 is in this process. Nothing where the service knows no others.
     #[must_use]
     pub fn root_address(&self) -> Option<&str> {
         Some(&*self.0.root_address).filter(|address| !address.is_empty())
@@ -295,8 +295,8 @@ impl Client {
                 let shm_exchange = shm_exchange
                     .map_err(|error| Error::below("cannot map a shared-memory exchange", &error, error.errno()))?;
                 self.0.begin_comm(comm);
-                // Keeps the completion ring from filling up in a session that only joins communicators that fail. What
-                // it may hold of this one already stays: a handle never names two communicators.
+                // Keeps the completion ring from filling up in a session that only joins communicators that fail.
+                // Failures that it may hold of this one already stay: a handle never names two communicators.
                 drop(self.0.failures());
                 Ok(Communicator::new(self.clone(), comm, rank.rank, rank.nranks, shm_exchange))
             }
@@ -373,7 +373,7 @@ impl Client {
         unsafe { crate::memory::register(self, ptr, bytes) }
     }
 
-    /// Where `bytes` from an address on are in this session's memory, allocated or registered. `None` where they are not all in one region.
+    /// Place of `bytes` from an address on in this session's memory, allocated or registered. `None` where they are not all in one region.
     /// The place is of use for as long as the region is there.
     #[must_use]
     pub fn span_at(&self, address: *const u8, bytes: usize) -> Option<Span> {

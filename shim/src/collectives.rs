@@ -123,7 +123,7 @@ impl CudaStreamRef {
     }
 }
 
-/// What an operation does, and on which elements. Buffers that only the root has are `None` elsewhere. In place: as each kind says.
+/// Kind of an operation, and its elements. Buffers that only the root has are `None` elsewhere. In place: as each kind says.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 #[allow(
@@ -209,7 +209,7 @@ impl<P: Place> Collective<P> {
 }
 
 impl<P: Place> CollectiveParts<P> {
-    /// Where the elements of both buffers begin.
+    /// Begins of the elements of both buffers.
     fn places(&self) -> [P; 2] {
         [self.send, self.recv].map(|slice| slice.map_or(P::NONE, |slice| slice.place))
     }
@@ -251,9 +251,9 @@ impl<P: Place> CollectiveParts<P> {
 /// A rank that takes part in collectives, sends and receives: of the host's memory, or of GPUs. Calls return at once, and complete in the order of their
 /// stream; all ranks make the same calls in the same order. Calls may be made from any thread.
 pub trait Collectives {
-    /// Where elements are.
+    /// Place of elements.
     type Place: Place;
-    /// What orders operations.
+    /// Stream that orders operations.
     type Stream: ?Sized;
 
     /// This rank.

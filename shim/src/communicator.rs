@@ -29,12 +29,12 @@ pub struct Communicator {
     port_channels: Mutex<Option<PortChannels>>,
 }
 
-/// What operations of a communicator need, also those that outlast it.
+/// State that operations of a communicator need, also those that outlast it.
 pub(crate) struct CommShared {
     pub(crate) handle: Handle,
     pub(crate) rank: u32,
     nranks: u32,
-    /// Where small collectives are exchanged, if the operator lets them.
+    /// Exchange of small collectives, if the operator lets them.
     pub(crate) shm_exchange: Option<ShmExchange>,
     /// Set once it has been destroyed.
     left: AtomicBool,
@@ -116,7 +116,8 @@ impl std::fmt::Debug for Communicator {
 /// Threads of the service that work for ranks, by default.
 const THREADS_OF_SERVICE: u32 = 2;
 
-/// Threads of this host that ranks wait for: their own, and the service's. Of ranks on several hosts as many as there are cores may be here.
+/// Threads of this host that ranks wait for: their own, and the service's. With ranks on several hosts, as many as there are cores may be
+/// here.
 fn threads_of_host(nranks: u32, is_one_host: bool) -> u32 {
     let most = if is_one_host { u32::MAX } else { available_parallelism().map_or(1, |cores| cores.get() as u32) };
     nranks.min(most) + THREADS_OF_SERVICE
@@ -321,7 +322,7 @@ impl Communicator {
         self.client.0.comm_failure(self.shared.handle).or_else(|| self.client.0.requests.check_alive().err())
     }
 
-    /// Ends the communicator on all ranks: operations outstanding fail. What is left is to drop it, or to destroy it.
+    /// Ends the communicator on all ranks: operations outstanding fail. A failed one can only be dropped or destroyed.
     ///
     /// # Errors
     /// [`Error::ServiceGone`].

@@ -34,14 +34,14 @@ pub enum Error {
     Connect {
         /// Why, for a person.
         message: String,
-        /// What the operating system has said, if it has refused something.
+        /// The operating system's error, if it has refused something.
         source: Option<io::Error>,
     },
     /// The service refused a request.
     #[error("{class}: {message}")]
     #[non_exhaustive]
     Refused {
-        /// Who is at fault.
+        /// Party at fault.
         class: ErrorClass,
         /// Why.
         message: String,
@@ -52,7 +52,7 @@ pub enum Error {
     #[error("{class}: {message}")]
     #[non_exhaustive]
     Failed {
-        /// Who is at fault.
+        /// Party at fault.
         class: ErrorClass,
         /// Why, for a person: it names ranks and operations.
         message: String,
@@ -66,7 +66,7 @@ pub enum Error {
     #[error("CUDA: {message}")]
     #[non_exhaustive]
     Cuda {
-        /// What the driver returned (`CUresult`); none where it was not asked.
+        /// The driver's code (`CUresult`); none if it was not asked.
         code: Option<u32>,
         /// Which call, and its word for it.
         message: String,
@@ -77,9 +77,9 @@ pub enum Error {
     #[error("system error: {message}")]
     #[non_exhaustive]
     System {
-        /// What it refused, for a person.
+        /// Its refusal, for a person.
         message: String,
-        /// What it has said, if that is known.
+        /// Its error, if that is known.
         source: Option<io::Error>,
     },
 }
@@ -113,7 +113,7 @@ fn same(error: &io::Error) -> io::Error {
     error.raw_os_error().map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
 }
 
-/// What an error has ended.
+/// Scope of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// The call alone. All else is as good as before.
@@ -125,7 +125,7 @@ pub enum Scope {
 }
 
 impl Error {
-    /// What it has ended: whether the communicator and the session can still be used.
+    /// Scope that it has ended: whether the communicator and the session can still be used.
     #[must_use]
     pub fn ends(&self) -> Scope {
         match self {
@@ -135,7 +135,7 @@ impl Error {
         }
     }
 
-    /// Who is at fault.
+    /// Party at fault.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -171,12 +171,12 @@ impl Error {
         }
     }
 
-    /// What CUDA needs and this process lacks.
+    /// A part that CUDA needs and this process lacks.
     pub(crate) fn no_cuda(reason: impl ToString) -> Self {
         Error::Cuda { code: None, message: reason.to_string(), source: None }
     }
 
-    /// What the driver returned, if it was the driver.
+    /// The driver's code, if it was the driver.
     pub(crate) fn cuda_code(&self) -> Option<u32> {
         match self {
             Error::Cuda { code, .. } => *code,

@@ -7,7 +7,8 @@ use mccs_ipc::protocol::JoinOptions;
 const LAUNCHERS: [(&str, &str); 3] =
     [("SLURM_JOB_ID", "SLURM_JOB_NAME"), ("PBS_JOBID", "PBS_JOBNAME"), ("LSB_JOBID", "LSB_JOBNAME")];
 
-/// What operators are shown beside communicators: `MCCS_JOB`, or else a launcher's number and name; empty where there is none.
+/// Name that operators are shown beside communicators: `MCCS_JOB`, or else a launcher's number and name; empty where there is
+/// none.
 pub(crate) fn of_environment() -> String {
     of(|name| std::env::var(name).ok())
 }

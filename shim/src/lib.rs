@@ -53,8 +53,8 @@
 //!
 //! # The process
 //!
-//! The library never prints, and changes nothing about the process; [`set_log_handler`] has it tell what happens. Of the environment a
-//! communicator reads the job's name (`MCCS_JOB`, or what Slurm, PBS and LSF set), which operators see. It starts threads for these alone:
+//! The library never prints, and changes nothing about the process; [`set_log_handler`] has it tell what happens. A communicator reads the
+//! job's name from the environment (`MCCS_JOB`, or what Slurm, PBS and LSF set), which operators see. It starts threads for these alone:
 //!
 //! | thread | while |
 //! | --- | --- |
@@ -64,8 +64,8 @@
 //! | `mccs-gives-up` | a rank has given up joining, until it is out |
 //! | one without a name | a communicator of GPUs ends, until the service has answered |
 //!
-//! Counts, offsets and sizes of memory are `u64`, as the service and other hosts know them. What is mapped here has a `usize`:
-//! [`Region::len_bytes`], [`Region::slice`], and the memory that [`Client::register`] takes.
+//! Counts, offsets and sizes of memory are `u64`, as the service and other hosts know them. Lengths of mapped memory fit a
+//! `usize`: [`Region::len_bytes`], [`Region::slice`], and the memory that [`Client::register`] takes.
 
 #![deny(missing_docs)]
 

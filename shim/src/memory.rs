@@ -17,7 +17,8 @@ use crate::{Client, Error};
 
 /// Memory that the service maps too. Given back on drop; operations in flight still end.
 ///
-/// What bytes hold is not defined while two operations in flight name them and one of these writes there, on whichever communicators.
+/// Content of bytes is not defined while two operations in flight name them and one of these writes there, on whichever
+/// communicators.
 ///
 /// Dropping a region waits for the service's answer, one round trip over the session's socket, or until the service has gone. So the
 /// service knows of it before any other session's next request, and the tenant's quota has room for that. Programs that must not wait
@@ -100,7 +101,7 @@ impl Regions {
         Some((BufferRef { region: known.handle, offset_bytes: offset as u64 }, available_bytes))
     }
 
-    /// Where `bytes` of a buffer are mapped here. Any address will do for none.
+    /// Address of `bytes` of a buffer here. Any address will do for none.
     pub(crate) fn address(&self, buffer: &BufferRef, bytes: usize) -> Option<*mut u8> {
         if bytes == 0 {
             return Some(std::ptr::dangling_mut());

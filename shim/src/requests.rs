@@ -59,13 +59,13 @@ impl Requests {
         loop {
             match self.socket.send(&envelope, fds) {
                 Ok(()) => return Ok(id),
-                // The service is busy, or stopped. What it has answered meanwhile must not keep it from reading.
+                // The service is busy, or stopped. Answers that have come meanwhile must not keep it from reading.
                 Err(SocketError::WouldBlock) => {
                     self.take_what_is_there(state);
                     let _ = self.socket.wait_writable(LIVENESS_EVERY);
                 }
                 Err(error @ SocketError::Closed) => {
-                    // What it sent before it hung up may say why.
+                    // Messages before it hung up may say why.
                     self.take_what_is_there(state);
                     return Err(self.gone(state, &error));
                 }
@@ -187,7 +187,7 @@ impl Requests {
         })
     }
 
-    /// What closes when the service goes.
+    /// Socket that closes when the service goes.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -198,7 +198,7 @@ impl Requests {
             return Ok(());
         }
         let mut state = self.state();
-        // What it sent before it hung up may say why.
+        // Messages before it hung up may say why.
         self.take_what_is_there(&mut state);
         Err(self.gone(&mut state, &SocketError::Closed))
     }

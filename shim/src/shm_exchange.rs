@@ -26,7 +26,7 @@ pub(crate) struct Round {
     pub(crate) since: Instant,
 }
 
-/// What became of an attempt to end a round.
+/// The result of an attempt to end a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
     /// The result is there.

@@ -23,8 +23,8 @@ pub struct Stream {
     owner: Arc<StreamOwner>,
 }
 
-/// What ends with the last clone of a stream. Apart from [`StreamShared`], which others hold for a moment under the submission's lock:
-/// what happens here takes that lock.
+/// State that ends with the last clone of a stream. Apart from [`StreamShared`], which others hold for a moment under the submission's
+/// lock: what happens here takes that lock.
 struct StreamOwner(Arc<StreamShared>);
 
 impl Drop for StreamOwner {
@@ -115,7 +115,7 @@ impl<'a> Waiting<'a> {
         Waiting { stream, target: stream.last_ticket() }
     }
 
-    /// All has ended. What failed since the last call.
+    /// All has ended. Failure since the last call.
     fn failure(&self) -> Result<(), Error> {
         let mut used = locked(&self.stream.used);
         if used.comms.is_empty() {
@@ -346,7 +346,7 @@ impl Stream {
             } else if is_first_yield && self.shared.crowding.wants_to_move() {
                 std::thread::sleep(Duration::from_nanos(1));
             } else {
-                // Where there are fewer cores than busy processes, the one waited for may need this one.
+                // If there are fewer cores than busy processes, the one waited for may need this one.
                 std::thread::yield_now();
             }
         }

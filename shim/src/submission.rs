@@ -19,7 +19,7 @@ use crate::requests::LIVENESS_EVERY;
 use crate::shm_exchange::{Attempt, Round, attempt, post};
 use crate::stream::StreamShared;
 
-/// What is done in one order, under one lock.
+/// State that is changed in one order, under one lock.
 pub(crate) struct Submission {
     commands: Producer<Command>,
     /// By index of the communicator's handle.

@@ -2,7 +2,7 @@
 // thread is one of the processor's (tests/driver/src/kernels/compiled.rs).
 #pragma once
 
-// Where a thread finds itself, as the driver says. It has the same.
+// A thread's place, as the driver says. It has the same.
 struct Place {
     unsigned thread, threads, block, blocks;
     void (*sync)(const void* block);

@@ -27,7 +27,7 @@ def shape(line):
 
 
 def ran(commands, folder):
-    """What each block has printed: all of them in one shell that ends at the first failure."""
+    """Output of each block: all of them in one shell that ends at the first failure."""
     script = "set -e\n" + "".join(f"echo BLOCK {number}\n{text}" for number, text in enumerate(commands))
     environment = {**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
     shell = subprocess.Popen(["bash", "-c", script], cwd=folder, env=environment, stdin=subprocess.DEVNULL,

@@ -33,7 +33,7 @@
         } \
     } while (0)
 
-// What of verbs.h is used here, as programs see it.
+// Parts of verbs.h that are used here, as programs see them.
 struct device { void *ops[2]; int node_type, transport_type; char name[64], dev_name[64], dev_path[256], ibdev_path[256]; };
 struct cq;
 struct qp { void *context, *qp_context, *pd, *send_cq, *recv_cq, *srq; uint32_t handle, qp_num; };
@@ -102,7 +102,7 @@ CUDA(DECLARE_CUDA)
 
 // A connection has this many slots for receives; `REQUESTS` is also how many writes are under way.
 enum { SLOTS = 32, REQUESTS = 16, BUFFER = 16 << 20, ROUNDS = 60 };
-// What a receiver writes to its sender: where a message may go.
+// A receiver's message to its sender: where a message may go.
 struct announcement { uint64_t addr, bytes, number; uint32_t rkey, pad[9]; };
 struct hello { uint32_t qpn; union gid gid; uint64_t announcements; uint32_t rkey; uint16_t lid; };
 
@@ -357,7 +357,7 @@ static double write_all(struct qp *qp, const struct announcement *to, size_t byt
     for (int posted = 0, done = 0; done < rounds; done++) {
         for (; posted < rounds && posted - done < under_way; posted++) {
             struct sge sge = {buffer, (uint32_t)bytes, buffer_mr->lkey};
-            // What comes from the other side goes to the other half.
+            // Data from the other side goes to the other half.
             struct send_wr wr = {.opcode = WRITE, .sg_list = &sge, .num_sge = 1, .send_flags = SIGNALED, .remote_addr = to->addr + BUFFER / 2, .rkey = to->rkey};
             post(qp, &wr);
         }
@@ -380,7 +380,7 @@ static void measure(struct qp *qp, const struct announcement *to, int host, int 
     }
 }
 
-// What copy engines carry without a NIC: to host memory, from there, both at once, and both hosts' GPUs to each other at once.
+// Rates of copy engines without a NIC: to host memory, from there, both at once, and both hosts' GPUs to each other at once.
 static void measure_copies(int host, int fd) {
     enum { COPY = 512 << 10, COPIES = 1000 };
     const char *names[] = {"to the host", "to the GPU", "to and from the host", "between GPUs"};
@@ -419,7 +419,7 @@ static void measure_copies(int host, int fd) {
     swap(fd, &own, &peer, sizeof own);
 }
 
-// What a process has taken so far.
+// A process' use so far.
 struct taken { double seconds; long switches, threads; };
 
 static struct taken taken(void) {

@@ -25,7 +25,8 @@ pub struct HostSettings {
 }
 
 impl HostSettings {
-    /// Of services called `h0`, `h1` and so on. An `[exchange]` among their settings gets its address and keys here.
+    /// Hosts of services called `h0`, `h1` and so on. An `[exchange]` among their settings gets its address and keys
+    /// here.
     ///
     /// # Panics
     /// If keys cannot be made.
@@ -55,7 +56,7 @@ impl HostSettings {
     }
 }
 
-/// What a host's service is called.
+/// Name of a host's service.
 #[must_use]
 pub fn host_name(host: usize) -> String {
     format!("h{host}")

@@ -1,4 +1,4 @@
-//! What tests across crates share: a service of one's own, ranks that talk to it, a watchdog,
+//! Helpers of tests across crates: a service of one's own, ranks that talk to it, a watchdog,
 //! seeds.
 
 pub mod attacker;

@@ -7,7 +7,7 @@ use mccs_emulated_nics::{Listed, write_list};
 
 use crate::hosts::host_name;
 
-/// What a NIC is.
+/// Kind of a NIC.
 #[derive(Debug, Clone, Copy)]
 pub struct NicKind {
     /// Its speed.

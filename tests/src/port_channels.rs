@@ -61,7 +61,7 @@ impl Opened {
     /// Bytes of the region.
     ///
     /// # Safety
-    /// Of what is read nothing is written meanwhile, and it lies in the region.
+    /// Bytes that are read are not written meanwhile, and lie in the region.
     #[must_use]
     pub unsafe fn read(&self, offset: u64, bytes: u64) -> Vec<u8> {
         // SAFETY: the caller's contract. Peers write elsewhere.
@@ -101,7 +101,7 @@ pub fn random_seed() -> u64 {
 /// # Panics
 /// If a byte is wrong, or a call fails.
 pub fn put_at_random(rank: &Rank, threads: u32, rounds: u64, seed: u64) {
-    // Of each rank: what it puts from, and what each thread of each rank puts into.
+    // Part of each rank: from which it puts, and into which each thread of each rank puts.
     const PART: u64 = 600 << 10;
     let (me, nranks) = (rank.comm.rank(), rank.comm.nranks());
     let parts = u64::from(1 + nranks);

@@ -126,7 +126,7 @@ fn an_installed_library_is_found_by_pkg_config_and_cmake() {
         .status()
         .expect("a C program");
     assert!(rank.success());
-    // What CMake reads names files that are there.
+    // Files that CMake's package names are there.
     let config = std::fs::read_to_string(prefix.join("lib/cmake/mccs/mccsConfig.cmake")).expect("installed");
     for file in ["lib/libmccs.so", "include"] {
         assert!(config.contains(&format!("${{_mccs_prefix}}/{file}\"")) && prefix.join(file).exists(), "{file}");

@@ -1,4 +1,5 @@
-//! What programs have besides collectives: time-outs of their own, a log handler, bytes that ranks tell each other, and errors that say where.
+//! Features of programs besides collectives: time-outs of their own, a log handler, bytes that ranks tell each other, and errors that say
+//! where.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

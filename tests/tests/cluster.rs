@@ -83,7 +83,7 @@ fn change_strategies(cluster: &mut Cluster, hosts: usize, rng: &mut StdRng) {
     }
 }
 
-/// What flows may send changes now and then, or all the time. Then they are free, as some paces are too slow for all jobs to end in time.
+/// Paces of flows change now and then, or all the time. Then they are free, as some paces are too slow for all jobs to end in time.
 fn change_paces(cluster: &mut Cluster, hosts: usize, rng: &mut StdRng) {
     let count = [0, 10, 100][rng.random_range(0..3)];
     for _ in 0..count {
@@ -234,7 +234,7 @@ fn begun_together(options: Options) -> Cluster {
 /// A job whose flows always have something to send, under a cap: each sends what that allows.
 fn capped(seed: u64) -> Result<u64, String> {
     const TIME: Duration = Duration::from_secs(1);
-    /// What a flow may send later than it could have.
+    /// Time by which a flow may send later than it could have.
     const CREDIT: Duration = Duration::from_millis(5);
     let mut rng = StdRng::seed_from_u64(!seed);
     let options = fast(seed, &mut rng);
@@ -340,7 +340,7 @@ fn capped_by_host(seed: u64) -> Result<u64, String> {
 
 /// A rank does not call, and then a host cannot be reached: an operator who asks why is told in time, of the one and of the other.
 fn asked_why(seed: u64) -> Result<u64, String> {
-    /// What operators are promised.
+    /// Promise to operators.
     const TOLD_WITHIN: Duration = Duration::from_secs(5);
     let mut rng = StdRng::seed_from_u64(!seed);
     let options = Options { hosts: 3, faults: Faults::default(), ..options(seed, &mut rng) };

@@ -14,7 +14,7 @@ static CUstream stream;
 static CUdeviceptr in, out;
 static float got[NRANKS * COUNT];
 
-/* What a rank has to send. */
+/* A rank's element to send. */
 static float value(int rank, int at) { return (float)(100 * rank + at); }
 static float sum(int at) { return value(0, at) + value(1, at); }
 

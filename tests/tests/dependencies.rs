@@ -68,7 +68,7 @@ fn next_is(words: &mut &[&str], word: &str) -> bool {
     is
 }
 
-/// What is wrong with packages, as cargo's metadata has them.
+/// Packages with a fault, as cargo's metadata has them.
 fn refused(packages: &[Value], allowed: &BTreeSet<String>) -> Vec<String> {
     let mut wrong = Vec::new();
     for package in packages {

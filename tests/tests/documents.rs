@@ -7,6 +7,8 @@ use std::process::Command;
 
 #[path = "documents/files.rs"]
 mod files;
+#[path = "documents/subjects.rs"]
+mod subjects;
 
 /// Characters of a line, outside of tables and code, and without the targets of links.
 const LINE_CHARS: usize = 100;
@@ -237,7 +239,7 @@ fn sentences_of_pages_are_short() {
     assert!(long.is_empty(), "sentences of more than {pages} words, or {others} outside docs:\n{}", long.join("\n"));
 }
 
-/// What a source's documentation says, line for line.
+/// The documentation of a source, line for line.
 fn documentation(source: &str) -> String {
     let of_line = |line: &str| {
         let line = line.trim_start();
@@ -246,7 +248,7 @@ fn documentation(source: &str) -> String {
     source.lines().map(of_line).collect()
 }
 
-/// Of what users of the API read.
+/// The documentation of the API.
 #[test]
 fn sentences_of_the_librarys_documentation_are_short() {
     let mut git = std::process::Command::new("git");

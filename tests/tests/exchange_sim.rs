@@ -20,7 +20,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What may happen in a run.
+/// Events of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Weather {
     /// Nothing.
@@ -251,7 +251,7 @@ fn a_host_that_has_restarted_is_part_of_what_begins_before_all_have_met_it_again
         world.strike(world.now, Misfortune::Heal);
         world.run_until(world.now + ms(2000));
         assert!((0..4).all(|host| world.has_begun(1, host)), "{placement:?}, {wait} ms");
-        // What began with the life before has failed.
+        // Communicators that began with the life before have failed.
         let text = failure(&world, 0, 1);
         assert!(text.contains("restarted") || text.contains("cannot be reached"), "{text}");
         assert_eq!(world.finish(), Vec::<String>::new());
@@ -329,7 +329,7 @@ fn parts_of_a_job_whose_tenant_hosts_call_differently_are_refused_at_once_on_bot
     }
 }
 
-/// Whose links are tested while a host has none has nothing more to do about that host.
+/// A host whose links are tested while another has none has nothing more to do about that one.
 #[test]
 fn a_host_that_is_down_keeps_nobody_busy_whose_links_are_tested() {
     let hosts = ["a", "b"].map(|host| Name::new(host).expect("a name"));

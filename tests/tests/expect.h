@@ -1,4 +1,4 @@
-/* What programs share that make calls which must return a certain code. */
+/* Helpers of programs that make calls which must return a certain code. */
 #include <mccs.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -29,7 +29,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a service holds: sessions, communicators, bytes of tenants' memory, descriptors, mapped memfds.
+/// Holdings of a service: sessions, communicators, bytes of tenants' memory, descriptors, mapped memfds.
 fn held(service: &TestService) -> [usize; 5] {
     let registry = &service.service().registry;
     let sessions = registry.sessions();

@@ -178,7 +178,7 @@ fn root() -> PathBuf {
 /// A package of this repository.
 struct Package {
     name: String,
-    /// Where its manifest is, from the root.
+    /// Folder of its manifest, from the root.
     folder: String,
     sources: PathBuf,
     /// Which of the others it imports outside of its tests.
@@ -211,7 +211,7 @@ fn packages_of(manifest: &str) -> Vec<Package> {
     metadata["packages"].as_array().expect("a list").iter().map(package).collect()
 }
 
-/// What is wrong with crates' imports, given as name and imports.
+/// Faults of crates' imports, given as name and imports.
 fn upward_imports(packages: impl IntoIterator<Item = (String, Vec<String>)>) -> Vec<String> {
     let layer_of = |name: &str| LAYERS.iter().position(|layer| layer.contains(&name));
     let mut wrong = Vec::new();
@@ -382,7 +382,7 @@ fn modules(sources: &Path) -> BTreeMap<Module, String> {
     found
 }
 
-/// Where a path of a `use` in `module` begins, as a path from the crate's root; `None` where it is another crate's.
+/// Begin of a path of a `use` in `module`, as a path from the crate's root; `None` if it is another crate's.
 fn absolute(module: &Module, path: &str, all: &BTreeMap<Module, String>) -> Option<Module> {
     let mut segments = path.split("::").map(str::to_owned).peekable();
     let mut at = module.clone();

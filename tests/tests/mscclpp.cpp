@@ -35,7 +35,7 @@ static void keep(const char *msg) { told = msg; }
 
 static uint64_t seed;
 
-/* What a rank puts at a place in a round. */
+/* A rank's value at a place in a round. */
 static uint32_t value(int rank, int lane, int round, size_t i) {
     uint64_t x = seed ^ (uint64_t)rank << 48 ^ (uint64_t)lane << 40 ^ (uint64_t)round << 32 ^ i;
     x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u;

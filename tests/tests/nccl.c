@@ -47,7 +47,7 @@ static void expect(const char *call, int got, int wanted) {
 #define EXPECT(wanted, call) expect(#call, call, wanted)
 #define TOLD(text) expect("tells of " text, strstr(ncclGetLastError(NULL), text) != NULL, 1)
 
-/* Of a thread without errors it is the process' last one. */
+/* For a thread without errors it is the process' last one. */
 static void *told_elsewhere(void *text) {
     return strcmp(ncclGetLastError(NULL), text) == 0 ? text : NULL;
 }

@@ -1,4 +1,4 @@
-/* What came to NCCL between 2.28 and 2.32, for nccl_calls.c: properties, parameters, collectives with a configuration, growth. */
+/* News in NCCL between 2.28 and 2.32, for nccl_calls.c: properties, parameters, collectives with a configuration, growth. */
 
 static void check_properties(const struct member *m) {
     ncclCommProperties_t all = COMM_PROPERTIES;
@@ -204,7 +204,7 @@ static void check_suspension(const struct member *m) {
         check_quickly(&part);
         OK(ncclCommDestroy(part.comm));
     }
-    /* What was used before and is not yet again comes at its next use. */
+    /* Memory that was used before and is not yet again comes at its next use. */
     TRUE((memory_of(c, TOTAL) > 0) == (before > 0));
     OK(ncclRedOpDestroy(op, c));
 }

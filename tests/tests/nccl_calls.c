@@ -15,7 +15,7 @@
 
 enum { RANKS_MAX = 8, ROOM = 1 << 22, UNTOUCHED = 0xa5, ABORT = 1, NO_COLOR = -1, DEVICE = 0, HOST = 1 };
 
-/* What the ranks' processes tell each other beside the library. */
+/* State that the ranks' processes share beside the library. */
 static struct shared {
     pthread_barrier_t barrier;
     ncclUniqueId ids[2];
@@ -55,7 +55,7 @@ int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root
     return pncclBroadcast(send, recv, count, type, root, comm, stream);
 }
 
-/* Of collectives to come; null for the functions without. */
+/* Configuration of collectives to come; null for the functions without. */
 static const ncclCollConfig_t *configuration;
 
 static int make_configured(const struct call *c, const struct member *m, void *send, void *recv) {
@@ -114,7 +114,7 @@ static void run_between(struct call c, const struct member *m, CUdeviceptr input
         to_gpu(input, given, sent * size);
     }
     to_gpu(output, got, looked_at);
-    /* Who sends or receives nothing need not say where. */
+    /* A rank that sends or receives nothing need not say where. */
     int result = make(&c, m, sent ? (void *)send : NULL, received ? (void *)recv : NULL);
     if (result != success) fail(NAMES[c.kind], __LINE__, result);
     CUDA(cuStreamSynchronize(stream));
@@ -248,7 +248,8 @@ static void check_groups(const struct member *m) {
         CUDA(cuMemcpyDtoH_v2(given, out, bytes));
         TRUE(memcmp(given, got, bytes) == 0);
     }
-    /* Nothing is known of what the service would carry out. What a single rank sends itself takes a kernel all the same. */
+    /* Nothing is known of what the service would carry out. A single rank's message to itself takes a kernel all the same.
+    /* */
     TRUE(m->rank > 0 || info.estimatedTime == -1 || info.estimatedTime > 0);
     info.magic = 0;
     OK(ncclGroupStart());
@@ -280,7 +281,7 @@ static void check_groups(const struct member *m) {
     TRUE(memcmp(given + bytes, got, bytes) == 0);
 }
 
-/* Who the communicator says this process is, and that it is well. */
+/* Checks this process' rank in the communicator, and that it is well. */
 static void check_place(const struct member *m) {
     int number = -1, gpus;
     OK(ncclCommCount(m->comm, &number));
@@ -337,7 +338,7 @@ static void call_wrongly(const struct member *m) {
     EXPECT(invalidArgument, ncclCommRegister(c, send, 5, NULL));
     EXPECT(invalidUsage, ncclDevCommCreate(c, NULL, NULL));
     EXPECT(invalidUsage, ncclDevCommDestroy(c, NULL));
-    /* What comes is not defined, but no error: nccl-tests do it. */
+    /* The result is not defined, but no error: nccl-tests do it. */
     OK(ncclAlltoAll(recv, recv, 5, float32, c, stream));
     OK(ncclAlltoAll(recv, recv, ROOM / RANKS_MAX, int8, c, stream));
     CUDA(cuStreamSynchronize(stream));
@@ -504,7 +505,7 @@ static int begin(ncclComm_t *comm, ncclUniqueId id, int rank) {
     return ncclCommInitRankConfig(comm, world_size, id, rank, &config);
 }
 
-/* What becomes of a communicator that is not waited for. */
+/* The result of a communicator that is not waited for. */
 static int became(ncclComm_t comm) {
     int error;
     do OK(ncclCommGetAsyncError(comm, &error));
@@ -595,7 +596,7 @@ static void check_unwaited(void) {
     meet();
     EXPECT(success, became(all.comm));
     check_quickly(&all);
-    /* What is made of it is not waited for either, and is made in the order of the calls. */
+    /* Communicators made of it are not waited for either, and are made in the order of the calls. */
     struct member first = {NULL, last - world_rank, world_size}, second = {NULL, world_rank, world_size};
     int wanted = world_rank == 0 ? inProgress : success;
     EXPECT(wanted, ncclCommSplit(all.comm, 1, -world_rank, &first.comm, NULL));

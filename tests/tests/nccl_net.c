@@ -1,4 +1,4 @@
-/* What NCCL does with a network plugin, by two processes: loads a version's table, listens, connects, accepts, sends, receives, tests,
+/* NCCL's use of a network plugin, by two processes: loads a version's table, listens, connects, accepts, sends, receives, tests,
  * closes.
  *
  * usage: nccl_net LIBRARY VERSION CASE SEED SOCKET SOCKET */
@@ -294,7 +294,7 @@ static void carry(void) {
     close_all(all, CONNECTIONS);
 }
 
-/* What a program must not do, and what only the properties forbid. */
+/* Mistakes of a program, and calls that only the properties forbid. */
 static void misuse(void) {
     struct connection one = {0}, other = {0};
     set_up(&one, 1);

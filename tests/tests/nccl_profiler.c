@@ -1,4 +1,4 @@
-/* What a profiler plugin hears of calls: the plugin writes a line for each event, and this program counts them.
+/* Events of calls for a profiler plugin: the plugin writes a line for each event, and this program counts them.
  *   usage: nccl_profiler VERSION LOG [engines]     with NCCL_PROFILER_PLUGIN a plugin of that version (nccl_profiler_plugin.c), and a
  *          service with two GPUs; engines: whose copy engines do what has 64 KiB. MCCS_PROFILER_MASK: what the plugin wants */
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-/* What collectives must bring, for nccl_calls.c: data, and the plainest possible collectives on them. */
+/* Expected results of collectives, for nccl_calls.c: data, and the plainest possible collectives on them. */
 
 /* A communicator, with this process' place in it. */
 struct member {
@@ -44,11 +44,11 @@ struct call {
     enum kind kind;
     size_t count;
     int type, op, root, in_place;
-    /* Of a pre-multiplied sum, by rank; null for others. */
+    /* Factors of a pre-multiplied sum, by rank; null for others. */
     const int *factors;
 };
 
-/* What a rank contributes at a place. */
+/* A rank's contribution at a place. */
 static int own(const struct call *c, int rank, size_t at, int n) {
     switch (c->op) {
     case prod: return value(rank, at, 1, 2);
@@ -57,7 +57,7 @@ static int own(const struct call *c, int rank, size_t at, int n) {
     }
 }
 
-/* What all ranks' contributions at a place make. */
+/* Combination of all ranks' contributions at a place. */
 static long combined(const struct call *c, size_t at, int n) {
     long result = c->op == prod ? 1 : c->op == max ? LONG_MIN : c->op == min ? LONG_MAX : 0;
     for (int rank = 0; rank < n; rank++) {

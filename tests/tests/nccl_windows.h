@@ -40,7 +40,7 @@ static void wait_for(const struct member *m, int peer, int times, int signal, in
     OK(ncclWaitSignal(1, &wait, m->comm, in_stream));
 }
 
-/* What `from` puts to `to`: other elements for each pair and round. */
+/* Elements that `from` puts to `to`: others for each pair and round. */
 static void fill(int from, int to, size_t count) {
     for (size_t at = 0; at < count; at++) store(given, int32, at, value(from * RANKS_MAX + to, at, -99, 199));
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// What stands between an opening bracket and the one that closes it.
+/// Text between an opening bracket and the one that closes it.
 fn inside(text: &str) -> &str {
     let mut depth = 0;
     for (at, character) in text.char_indices() {

@@ -1,4 +1,4 @@
-//! What the operator sees of a service while a job runs, and whether the numbers add up: metrics over loopback, and traces.
+//! The operator's view of a service while a job runs, and whether the numbers add up: metrics over loopback, and traces.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ use mccs_tests::{Rank, TestService};
 
 const METRICS: &str = "[metrics]\nlisten = \"127.0.0.1:0\"\n";
 
-/// What a service tells, by series.
+/// Metrics of a service, by series.
 fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
     // The text may be a tenth of a second old.
     std::thread::sleep(Duration::from_millis(250));
@@ -238,7 +238,7 @@ fn a_trace_has_all_that_the_job_did_in_its_window() {
     check_trace(&String::from_utf8(text).expect("text"));
 }
 
-/// Windows of two hosts, in which something is done. What that returns lives until they have ended.
+/// Windows of two hosts, in which something is done. The value that it returns lives until they have ended.
 fn windows_of_both<T>(hosts: &TestHosts, during: impl FnOnce() -> T) -> Vec<Window> {
     let done = AtomicU64::new(0);
     let is_done = || done.load(Ordering::Relaxed) != 0;
@@ -281,7 +281,7 @@ fn windows_of_two_hosts_tell_of_the_same_operations() {
     let told: Vec<_> = told.collect();
     assert_eq!(told[0].0.iter().map(|(seq, ..)| *seq).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
     assert_eq!(told[0].0, told[1].0);
-    // What the one sends the other receives.
+    // One side sends what the other receives.
     for (from, to) in [(0, 1), (1, 0)] {
         let (own, other) = (from as usize, to as usize);
         assert_eq!(told[own].1[&(from, to, true)], 6 * 524_288);
@@ -438,7 +438,7 @@ fn traces_of_two_hosts_are_joined_on_the_common_clock() {
     assert!(told_ns.abs_diff(true_ns) <= error_ns + 1_000, "{told_ns} is {true_ns}, within {error_ns}");
 }
 
-/// What all hosts know of the only communicator there.
+/// Accounts of all hosts of the only communicator there.
 fn accounts(service: &TestService) -> Box<Accounts> {
     let communicator = service.service().registry.comms()[0].number;
     loop {

@@ -1,4 +1,4 @@
-//! What is served: what mccsctl prints, as the description says; once for all who look; and why not, where there is nothing.
+//! Documents are as mccsctl prints and the description says, made once for all readers; an error says why there is none.
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::fixture::Console;
 
-/// What of a value a schema does not allow, with where it stands.
+/// Parts of a value that a schema does not allow, with their places.
 fn wrong(value: &Value, schema: &Value, at: &str, found: &mut Vec<String>) {
     let is = |kind: &str| match kind {
         "object" => value.is_object(),
@@ -150,7 +150,7 @@ fn one_question_answers_all_who_look() {
     // A second may begin within them.
     let different: BTreeSet<_> = tags.iter().collect();
     assert!(different.len() <= 3, "{different:?}");
-    // What does not change keeps its tag, also when the service has been asked again.
+    // An unchanged document keeps its tag, also when the service has been asked again.
     let first = console.get("/api/v1/hosts").headers["etag"].clone();
     std::thread::sleep(Duration::from_millis(1100));
     let again = console.ask("GET", "/api/v1/hosts", &[("If-None-Match", &first)], "");
@@ -160,7 +160,7 @@ fn one_question_answers_all_who_look() {
 
 #[test]
 fn a_service_that_is_away_is_told_of_and_comes_back() {
-    // Where both services listen, one after the other.
+    // Sockets of both services, one after the other.
     let folder = tempfile::tempdir().expect("a directory");
     let socket = folder.path().join("observers.sock");
     let settings = format!("[observers]\nsocket = {socket:?}\nusers = [0]\n");

@@ -16,7 +16,7 @@ pub struct Console {
     _folder: tempfile::TempDir,
 }
 
-/// What was answered.
+/// An answer of the console.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -37,7 +37,7 @@ impl Answer {
 }
 
 impl Console {
-    /// Of the service that listens on `socket`.
+    /// Starts a console for the service that listens on `socket`.
     pub fn start(socket: &Path) -> Self {
         Self::start_as(socket, None)
     }

@@ -106,7 +106,7 @@ class Browser:
         return [(value(node, "role"), value(node, "name")) for node in nodes if not node.get("ignored")]
 
     def complaints(self):
-        """What the page has thrown and the browser has refused: errors on the console, exceptions, requests to elsewhere."""
+        """Errors of the page: on the console, exceptions, and requests to elsewhere, which the browser has refused."""
         self.evaluate("1")
         found = []
         for event in self.events:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conftest import PROGRAMS
 
-# Of the fake cluster: tests/page/conftest.py starts it, console/examples/crowd.rs is it.
+# The fake cluster's host: tests/page/conftest.py starts it, console/examples/crowd.rs is it.
 HOSTILE = "<img src=x onerror=alert(1)>"
 VIEWS = ["now", "communicators", "tenants", "hosts", "links", "policy"]
 SHOTS = os.environ.get("MCCS_SHOTS")
@@ -206,7 +206,7 @@ def test_pictures(browser, console):
 
 
 def test_the_description_is_one(console):
-    """Of the OpenAPI standard, which has a schema of its own."""
+    """A checker of the OpenAPI standard, which has a schema of its own."""
     import subprocess
 
     from openapi_spec_validator import validate

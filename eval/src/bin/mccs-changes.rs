@@ -40,7 +40,7 @@ struct Arguments {
     /// The tenant, which is given other caps, weights and windows every few changes; rank 0's host is the controller then.
     #[arg(long)]
     paced: Option<String>,
-    /// What carries flows, tcp or rdma; changes take them in turn.
+    /// Transports of flows, tcp or rdma; changes take them in turn.
     #[arg(long)]
     transport: Vec<TransportKind>,
     /// New data for every call, and every element checked. The times are of no use then.
@@ -59,7 +59,7 @@ struct Arguments {
 /// Changes between two changes of what the tenant may have: the controller keeps a history of these, and takes longer for one than hosts do for
 /// another strategy.
 const PACED_EVERY: usize = 4;
-/// What a cap may be, in Mbit/s: enough for hundreds of short calls a second, and little enough that they wait.
+/// Largest cap, in Mbit/s: enough for hundreds of short calls a second, and little enough that they wait.
 const CAPS_MBPS: std::ops::Range<usize> = 20..400;
 
 /// Flows of a change that have a way of their own, at most.
@@ -120,7 +120,7 @@ struct Rank<'a> {
     arguments: &'a Arguments,
 }
 
-/// What a rank contributes: differs by rank, call and place. Small, so that sums are exact.
+/// A rank's contribution: differs by rank, call and place. Small, so that sums are exact.
 fn value(rank: u32, number: u64, at: u64) -> u32 {
     let mixed =
         (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at.wrapping_mul(0xff51_afd7_ed55_8ccd)).wrapping_add(rank.into());
@@ -135,7 +135,7 @@ impl Rank<'_> {
         let mut goes_on = true;
         while goes_on {
             let first = ends.len() as u64;
-            // Of all ranks the same, or they would not end with the same call.
+            // The same for all ranks, or they would not end with the same call.
             let together = 1 + u64::from(value(0, first, last)) % self.arguments.depth;
             // SAFETY: nothing is in flight.
             let (send, recv) = unsafe { (words(self.send.as_mut_slice()), words(self.recv.as_mut_slice())) };

@@ -52,7 +52,7 @@ struct Arguments {
     id: String,
 }
 
-/// What the plugin does meanwhile.
+/// The plugin's state meanwhile.
 #[derive(Clone, Copy, Serialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 enum Plugin {
@@ -64,14 +64,14 @@ enum Plugin {
     Listening,
 }
 
-/// Of every round.
+/// Times of every round.
 #[derive(Serialize)]
 struct Line {
     bytes: u64,
     plugin: Plugin,
-    /// What a call takes the caller, back to back.
+    /// Time of a call for the caller, back to back.
     call_us: Vec<f64>,
-    /// What a call takes the stream, back to back.
+    /// Time of a call for the stream, back to back.
     stream_us: Vec<f64>,
 }
 
@@ -204,7 +204,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What a call takes the caller and the stream.
+    /// Times of a call for the caller and the stream.
     fn measure(&self, all_reduces: &AllReduces<'_>, bytes: u64, calls: u32) -> anyhow::Result<(f64, f64)> {
         let stream = self.stream.raw();
         self.meet(all_reduces)?;

@@ -30,12 +30,12 @@ struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// Of every round.
+/// Times of every round.
 #[derive(Default, Serialize)]
 struct Times {
-    /// What it takes the caller, back to back.
+    /// Time for the caller, back to back.
     call_us: Vec<f64>,
-    /// What it takes the stream, back to back, all of them enqueued before.
+    /// Time for the stream, back to back, all of them enqueued before.
     stream_us: Vec<f64>,
     /// From one call, alone, until the caller sees the stream idle.
     seen_us: Vec<f64>,
@@ -48,7 +48,7 @@ struct Line {
     times: Times,
 }
 
-/// What a stream is told to do.
+/// A command to a stream.
 type Step<'a> = Box<dyn FnMut(u32) -> Result<(), DriverError> + 'a>;
 
 fn main() -> anyhow::Result<()> {

@@ -191,7 +191,7 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     }
 }
 
-/// What was found, where it is asked for.
+/// Results, where they are asked for.
 fn write_lines(arguments: &Arguments, own: &Rank, lines: &[impl Serialize]) -> anyhow::Result<()> {
     if let (Some(path), 0) = (&arguments.json, own.rank()) {
         let results = serde_json::json!({

@@ -45,7 +45,7 @@ struct Arguments {
     /// Tokens of a rank, a multiple of 128. 0: as many as `--compute-ms` takes.
     #[arg(long, default_value_t = 0)]
     tokens: u32,
-    /// What the products of a step are to take, alone, in ms.
+    /// Time of a step's products alone, in ms.
     #[arg(long, default_value_t = 50.0)]
     compute_ms: f64,
     /// Most bytes of a bucket of gradients.
@@ -105,7 +105,7 @@ impl FromStr for Named {
 struct Line {
     workload: &'static str,
     side: String,
-    /// Of each round, each step's time on the slowest rank.
+    /// Each step's time on the slowest rank, for each round.
     rounds_ms: Vec<Vec<f64>>,
 }
 

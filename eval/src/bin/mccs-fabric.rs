@@ -90,7 +90,7 @@ enum Command {
     Guard {
         /// The fabric's name.
         name: String,
-        /// What tells it from a later one.
+        /// Number that tells it from a later one.
         inode: u64,
     },
 }

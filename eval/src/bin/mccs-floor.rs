@@ -116,7 +116,7 @@ struct Rank {
     recv: Memory,
 }
 
-/// What is moved in a call. `lines` is one `count`, rounded up to whole lines; blocks are so far apart.
+/// Moves of a call. `lines` is one `count`, rounded up to whole lines; blocks are so far apart.
 fn moves(call: &Call, in_place: bool, ranks: &[Rank], lines: usize) -> anyhow::Result<Vec<Move>> {
     let blocks = |elements: u64| elements.checked_div(call.count).unwrap_or(0) as usize * lines;
     let place = |rank: u32| {
@@ -146,7 +146,7 @@ fn moves(call: &Call, in_place: bool, ranks: &[Rank], lines: usize) -> anyhow::R
         }
         other => bail!("{}: only all_reduce, all_gather, reduce_scatter and broadcast have a floor here", other.name()),
     };
-    // What is only copied needs no copy to itself.
+    // A copy needs no copy to itself.
     for step in moves.iter_mut().filter(|step| step.srcs.len() == 1) {
         let src = step.srcs[0];
         step.dsts.retain(|dst| !std::ptr::eq(dst.cast_const(), src));

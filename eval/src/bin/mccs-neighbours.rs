@@ -47,7 +47,7 @@ struct Arguments {
     /// Be a neighbour instead, until standard input ends.
     #[arg(long, value_enum, requires = "socket")]
     attack: Option<Attack>,
-    /// Of the tenant that attacks.
+    /// Socket of the tenant that attacks.
     #[arg(long)]
     socket: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ impl Scene {
     }
 }
 
-/// Ends this process if a side does not end: its threads wait for a service. What was measured is in the file, and `stalled` as well.
+/// Ends this process if a side does not end: its threads wait for a service. Measurements are in the file, and `stalled` as well.
 fn watch(time: Duration, folder: PathBuf, save: PathBuf, stalled: Measured) -> mpsc::Sender<()> {
     let (ended, end) = mpsc::channel();
     std::thread::spawn(move || {

@@ -54,14 +54,14 @@ enum Pattern {
     BothWays,
 }
 
-/// Of every round.
+/// Times of every round.
 #[derive(Serialize)]
 struct Line {
     pattern: Pattern,
     bytes: usize,
     /// A round trip, or a put each way, by the GPU's clock.
     us: Vec<f64>,
-    /// What a put and a wait take the caller.
+    /// Time of a put and a wait for the caller.
     call_us: Vec<f64>,
 }
 
@@ -139,7 +139,7 @@ fn report(arguments: &Arguments, context: &Context, version: &str, lines: &[Line
     Ok(())
 }
 
-/// What a rank sends in a round.
+/// A rank's bytes in a round.
 fn content(bytes: usize, rank: u32, round: usize) -> Vec<u8> {
     let mut state = (round as u64) << 32 | u64::from(rank + 1);
     let mut next = || {

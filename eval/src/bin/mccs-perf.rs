@@ -219,7 +219,7 @@ impl Bench {
         }
     }
 
-    /// Where a span's bytes are in this process.
+    /// Place of a span's bytes in this process.
     fn bytes(&self, call: &Call, in_place: bool, output: bool) -> (*mut u8, usize) {
         let (rank, size) = (self.arguments.place.rank, call.dtype.size_bytes());
         let count = if output { call.recv_count(rank) } else { call.send_count(rank) };

@@ -33,12 +33,12 @@ struct Arguments {
 enum Side {
     /// Answers one client; prints `ready` first.
     Serve {
-        /// Where to listen.
+        /// Listening address.
         address: SocketAddr,
     },
     /// Asks, and prints a JSON line.
     Ask {
-        /// Where the server listens.
+        /// The server's address.
         address: SocketAddr,
     },
 }

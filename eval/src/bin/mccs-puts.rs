@@ -13,7 +13,7 @@ use mccs_eval::arguments::{RankArguments, exit};
 use mccs_eval::stats::Latencies;
 use serde_json::{Value, json};
 
-/// What is put at once before measurements.
+/// Puts before measurements.
 const PAGES_AT_ONCE: u64 = 1 << 20;
 
 /// Measures port channels between two ranks.
@@ -44,7 +44,7 @@ struct Pair {
     me: u32,
     region: Region,
     channel: PortChannel,
-    /// What the channel puts from, as long as it is there.
+    /// Memory that the channel puts from, as long as it is there.
     _registered: RegisteredMemory,
     comm: Communicator,
     bootstrap: Bootstrap,
@@ -174,7 +174,7 @@ impl Pair {
         Ok(start.elapsed())
     }
 
-    /// What rank 1 was put is what rank 0 has.
+    /// Rank 1 has received what rank 0 has.
     fn check(&mut self, bytes: u64) -> anyhow::Result<()> {
         let half = self.half as usize;
         // SAFETY: nothing is in flight.

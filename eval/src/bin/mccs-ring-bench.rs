@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// What to measure, comma-separated.
+    /// Sides to measure, comma-separated.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ring,line")]
     sides: Vec<Side>,
     /// Round trips that are timed one by one, and again as many that are timed a hundred together.

@@ -16,7 +16,7 @@ use mccs_ipc::types::CollectiveKind;
 const NRANKS: u32 = 2;
 /// Elements of each operation: the smaller, the more is seen of what is not data.
 const COUNT: u64 = 64;
-/// Of a rank's input, and of its output.
+/// Bytes of a rank's input, and of its output.
 const BUFFER_BYTES: u64 = COUNT * 4;
 /// How often everything is done again, after it was given back: it must take no more memory than before.
 const AGAIN: usize = 4;
@@ -78,7 +78,7 @@ impl Session {
         Ok(CommunicatorBuilder::join_all(&[spec(0), spec(1)])?)
     }
 
-    /// Where the input of a rank is; its output follows.
+    /// Offset of a rank's input; its output follows.
     fn input_offset(buffer: u32, rank: u32) -> u64 {
         u64::from(buffer * NRANKS + rank) * 2 * BUFFER_BYTES
     }
@@ -181,7 +181,7 @@ impl Arguments {
     fn operations(&self, count: u32) -> anyhow::Result<()> {
         let session = Session::new(self, 1)?;
         let ranks = session.join()?;
-        // What the first operation of a communicator leaves behind is not counted.
+        // The first operation of a communicator leaves things behind that are not counted.
         ranks.iter().try_for_each(|comm| session.all_reduce(comm, 0))?;
         session.synchronize()?;
         self.measure("waiting", 0)?;

@@ -45,13 +45,13 @@ struct Job {
     /// Folders of the services' sockets, comma-separated: rank r is at the r-th, and again from the first.
     #[arg(long, value_delimiter = ',')]
     services: Vec<PathBuf>,
-    /// Where their metrics are, in the same order.
+    /// Addresses of their metrics, in the same order.
     #[arg(long, value_delimiter = ',')]
     metrics: Vec<SocketAddr>,
     /// Ranks.
     #[arg(long, default_value_t = 2)]
     nranks: u32,
-    /// Of an all-reduce.
+    /// Bytes of an all-reduce.
     #[arg(long, default_value = "64KiB")]
     bytes: Bytes,
     /// How often each side is measured twice.
@@ -107,7 +107,7 @@ fn calls() {
 #[derive(Default)]
 struct Phase(AtomicUsize);
 
-/// Of operations that count for none.
+/// Number of operations that count for none.
 const BETWEEN: usize = 0;
 
 /// Until engines record, or have noticed that the window is over.
@@ -253,7 +253,7 @@ fn scrape(address: &SocketAddr) -> anyhow::Result<u64> {
     Ok(1)
 }
 
-/// What is done to the job.
+/// Treatment of the job.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Off,
@@ -273,7 +273,7 @@ impl Side {
     }
 }
 
-/// What came of a look.
+/// Results of a look.
 #[derive(Default)]
 struct Told {
     scrapes: u64,

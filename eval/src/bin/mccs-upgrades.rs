@@ -81,7 +81,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a rank contributes: differs by rank, call and place. Small, so that sums are exact.
+/// A rank's contribution: differs by rank, call and place. Small, so that sums are exact.
 fn value(rank: u32, number: u64, at: u64) -> u32 {
     let mixed =
         (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at.wrapping_mul(0xff51_afd7_ed55_8ccd)).wrapping_add(rank.into());

@@ -12,7 +12,7 @@ use crate::workload::Call;
 const LOAD_FOR: Duration = Duration::from_millis(60);
 const KERNEL_FOR: Duration = Duration::from_millis(2);
 
-/// What was measured once. Times are the slowest rank's.
+/// Measurements of one run. Times are the slowest rank's.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub struct Beside {
     /// A collective with nothing beside it.
@@ -36,7 +36,7 @@ pub struct Bench<'a> {
     stream: OwnedStream,
     events: [Event; 4],
     sms: u32,
-    /// Of a kernel of [`KERNEL_FOR`].
+    /// Rounds of a kernel of [`KERNEL_FOR`].
     rounds: u32,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Bench<'a> {
     /// How many collectives take as long as the computation: on one side, for all, so that what both take together can be compared.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn calls(&self, side: Side, call: &Call) -> anyhow::Result<u32> {
         let estimate = us(self.own.time_back_to_back(side, call, 10)?);
         Ok((us(LOAD_FOR) / self.own.largest(estimate)?).ceil() as u32)
@@ -101,7 +101,7 @@ impl<'a> Bench<'a> {
     /// Measures so many collectives, once: alone, the computation alone, and both.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn measure(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<Beside> {
         let own = self.own;
         own.time_back_to_back(side, call, 2)?;

@@ -32,7 +32,7 @@ impl Rank {
     /// Joins and leaves communicators of all ranks, on both sides in turn where there is NCCL. `root` is as for [`Rank::join`].
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn measure_joins(&self, nccl: Option<&Path>, root: &str, rounds: usize) -> anyhow::Result<Vec<Line>> {
         let context = self.context().clone();
         let _entered = context.enter()?;

@@ -15,7 +15,7 @@ const CHAINS: usize = 56;
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Work {
-    /// Where something is written that nobody reads, so that the work is not optimised away.
+    /// Address of a word that nobody reads, so that the work is not optimised away.
     out: u64,
     rounds: u32,
     reserved: u32,

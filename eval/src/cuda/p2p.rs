@@ -15,13 +15,13 @@ pub struct P2pMessage {
     pub is_send: bool,
     /// To or from whom.
     pub peer: u32,
-    /// Where its bytes lie.
+    /// Address of its bytes.
     pub buffer: u64,
     /// How many.
     pub bytes: u64,
 }
 
-/// Who exchanges with whom.
+/// Pairs of ranks that exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
@@ -96,12 +96,12 @@ impl std::str::FromStr for Pattern {
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Line {
     pattern: Pattern,
-    /// What a rank has to exchange.
+    /// A rank's bytes to exchange.
     bytes: u64,
     side: Side,
-    /// Of every round.
+    /// Times of every round.
     stream_us: Vec<f64>,
-    /// What the busiest rank sends to others, by the median time.
+    /// Rate at which the busiest rank sends to others, by the median time.
     busbw_gbps: f64,
 }
 
@@ -109,7 +109,7 @@ impl Rank {
     /// Measures patterns over sizes (`begin`, `end`, `factor`), on both sides in turn where there is NCCL, and prints a table.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn measure_p2p(
         &self,
         patterns: &[Pattern],
@@ -189,7 +189,7 @@ impl Rank {
     /// `bytes` and some.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn time_p2p(&self, side: Side, pattern: Pattern, bytes: u64, iterations: u32) -> anyhow::Result<Duration> {
         let (send, recv) = (self.send.address(), self.recv.address());
         let list = pattern.list(self.rank(), self.nranks(), bytes, send, recv);

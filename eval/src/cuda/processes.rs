@@ -12,7 +12,7 @@ use crate::arguments::exit;
 const FAIL_TOGETHER: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What `main` of such a program does: `run` as the rank that it was started for, or `start` all of them.
+/// The `main` of such a program: `run` as the rank that it was started for, or `start` all of them.
 #[must_use]
 pub fn run_or_start(
     program: &str,

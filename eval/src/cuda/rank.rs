@@ -12,7 +12,7 @@ use super::meeting::Meeting;
 use super::nccl::Nccl;
 use crate::workload::{Call, POISON, Place};
 
-/// Who does a collective.
+/// The library that does a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
@@ -33,7 +33,7 @@ pub struct Rank {
     pub(super) send: DeviceMemory,
     pub(super) recv: DeviceMemory,
     context: Context,
-    /// What joining took, and joining NCCL's communicator.
+    /// Times of joining, and of joining NCCL's communicator.
     joined_in: (Duration, Option<Duration>),
     is_timed_in_place: bool,
 }
@@ -152,7 +152,7 @@ impl Rank {
         self.is_timed_in_place = true;
     }
 
-    /// Where a collective that is timed has its input and output.
+    /// Input and output of a collective that is timed.
     fn timed_at(&self, call: &Call) -> (u64, u64) {
         let size = call.dtype.size_bytes() as u64;
         match call.in_place_elements(self.rank()).filter(|_| self.is_timed_in_place) {
@@ -177,7 +177,7 @@ impl Rank {
         self.enqueue(side, call, send, recv)
     }
 
-    /// What joining this rank's own communicators took, the first of the process: ours, and NCCL's where it takes part.
+    /// Times of joining this rank's own communicators, the first of the process: ours, and NCCL's where it takes part.
     pub(super) fn first_joins(&self) -> [Option<Duration>; 2] {
         [Some(self.joined_in.0), self.joined_in.1]
     }
@@ -232,7 +232,7 @@ impl Rank {
     /// Runs a collective on poisoned outputs, and counts wrong elements, also those written outside of the buffer.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn check(&self, side: Side, call: &Call, place: Place) -> anyhow::Result<u64> {
         let (rank, size) = (self.rank(), call.dtype.size_bytes() as u64);
         let input = call.input(rank);
@@ -295,7 +295,7 @@ impl Rank {
     /// Average time of `iterations` collectives enqueued back to back, as the stream sees it: the slowest rank's.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn time_back_to_back(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<Duration> {
         self.time_stream(iterations, || self.enqueue_timed(side, call))
     }
@@ -303,7 +303,7 @@ impl Rank {
     /// Captures so many collectives, back to back. The graph is to be dropped before the rank.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn capture(&self, side: Side, call: &Call, calls: u32) -> anyhow::Result<Graph> {
         Graph::capture(&self.stream, |_| (0..calls).try_for_each(|_| self.enqueue_timed(side, call)))
     }
@@ -311,7 +311,7 @@ impl Rank {
     /// As [`Rank::time_back_to_back`], of a graph's launches.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn time_launches(&self, graph: &mut Graph, launches: u32) -> anyhow::Result<Duration> {
         // SAFETY: communicators, buffers and stream live.
         self.time_stream(launches, || unsafe { graph.launch(self.stream.raw()) }.map_err(Into::into))
@@ -347,7 +347,7 @@ impl Rank {
     /// slowest rank.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn time_single(&self, side: Side, call: &Call, iterations: u32) -> anyhow::Result<(Duration, Duration)> {
         let context = self.context.clone();
         let _entered = context.enter()?;

@@ -8,7 +8,7 @@ use super::plan::Piece;
 /// Result of this module.
 pub type Result<T> = std::result::Result<T, FabricError>;
 
-/// What went wrong.
+/// Errors of an emulated fabric.
 #[derive(Debug, thiserror::Error)]
 pub enum FabricError {
     /// The file is refused.
@@ -31,9 +31,9 @@ pub enum FabricError {
     Command {
         /// As it would be typed.
         command: String,
-        /// What the tool wrote.
+        /// The tool's output.
         said: String,
-        /// What it needs of the kernel.
+        /// The kernel's part that it needs.
         needs: Piece,
     },
     /// A tool could not be run.
@@ -47,11 +47,11 @@ pub enum FabricError {
     /// A setting was refused.
     #[error("{key} cannot be set in {namespace}: {source}; it needs {needs}")]
     Setting {
-        /// Where.
+        /// The namespace.
         namespace: String,
         /// Below `/proc/sys`.
         key: &'static str,
-        /// What it needs of the kernel.
+        /// The kernel's part that it needs.
         needs: Piece,
         /// Why.
         source: io::Error,
@@ -99,7 +99,7 @@ pub enum FabricError {
     NoNode {
         /// The fabric.
         fabric: String,
-        /// What was asked for.
+        /// The node that was asked for.
         node: String,
         /// Its nodes.
         known: String,
@@ -107,7 +107,7 @@ pub enum FabricError {
     /// The guard process.
     #[error("the guard process {doing}: {source}")]
     Guard {
-        /// What it could not do.
+        /// The step that failed.
         doing: &'static str,
         /// Why.
         source: io::Error,
@@ -125,7 +125,7 @@ pub enum FabricError {
     Left {
         /// The fabric.
         name: String,
-        /// What stays.
+        /// The remains.
         what: String,
     },
     /// A flow of the check.

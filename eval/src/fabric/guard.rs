@@ -70,7 +70,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Where a child writes its process group, with [`announce`].
+    /// Descriptor to which a child writes its process group, with [`announce`].
     #[must_use]
     pub fn descriptor(&self) -> RawFd {
         self.pipe.as_raw_fd()
@@ -139,7 +139,7 @@ pub fn watch(claim: &Claim) -> Result<()> {
     }
 }
 
-/// What the pipe's end means.
+/// Meaning of the pipe's end.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Stays,

@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, setns};
 
 use super::error::{FabricError, Result};
 
-/// Where `ip netns` keeps names.
+/// Folder in which `ip netns` keeps names.
 const FOLDER: &str = "/run/netns";
 
 /// The file of a named namespace.
@@ -38,7 +38,7 @@ pub fn names(prefix: &str) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What tells namespaces apart; absent where `path` does not exist or may not be looked at.
+/// Identity of a namespace; absent if `path` does not exist or may not be looked at.
 #[must_use]
 pub fn identity(path: &Path) -> Option<(u64, u64)> {
     path.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))

@@ -33,7 +33,7 @@ const LARGEST_PACKET_BYTES: u64 = 65_536;
 /// Classes of the shaper: the link, below it that of packets without one of their own, and then one a code point.
 const LINK_CLASS: usize = 1;
 const OTHERS_CLASS: usize = 10;
-/// Of the link's rate, what a class has whoever goes before it: nobody starves for ever.
+/// Percent of the link's rate that a class has whatever others take: nobody starves for ever.
 const OWN_PERCENT: u64 = 1;
 /// The first table of filters in which flows are looked up.
 const FLOWS_TABLE: usize = 2;
@@ -102,7 +102,7 @@ impl Tool {
 pub struct Command {
     /// Its words.
     pub text: String,
-    /// What it needs.
+    /// The kernel's part that it needs.
     pub needs: Piece,
 }
 
@@ -111,27 +111,27 @@ pub struct Command {
 pub struct Setting {
     /// Below `/proc/sys`.
     pub key: &'static str,
-    /// What is written.
+    /// The value to write.
     pub value: String,
-    /// What it needs; absent: a kernel without the key has nothing to be set.
+    /// The kernel's part that it needs; absent: a kernel without the key has nothing to be set.
     pub needs: Option<Piece>,
 }
 
-/// What is done in one go.
+/// A step of one go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Commands of one tool.
     Batch {
         /// The tool.
         tool: Tool,
-        /// Where; absent: in the caller's namespace.
+        /// The namespace; absent: the caller's.
         namespace: Option<String>,
         /// At least one.
         commands: Vec<Command>,
     },
     /// Settings of one namespace.
     Settings {
-        /// Where.
+        /// The namespace.
         namespace: String,
         /// In order.
         settings: Vec<Setting>,
@@ -322,7 +322,7 @@ fn shaping_of(buffer: &Buffer, topology: &Topology, interface: &str, rate: Rate)
         }
         return commands;
     }
-    // What nobody before it takes a class borrows from the link, up to all of it.
+    // A class borrows the link's unused rate, up to all of it.
     let own = rate.0 * OWN_PERCENT / 100;
     let part = |id: usize, prio: usize| class("1:1", id, format!("rate {own}bit ceil {}bit prio {prio}", rate.0));
     for (place, dscp) in buffer.first.iter().rev().enumerate() {

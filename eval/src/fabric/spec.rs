@@ -64,10 +64,10 @@ pub struct FabricSpec {
     /// Bytes of the largest packet.
     #[serde(default = "default_mtu")]
     pub mtu: u32,
-    /// What links can carry.
+    /// Rates of links.
     #[serde(default)]
     pub rates: Rates,
-    /// What waits at a port whose link is shaped.
+    /// Buffer of a port whose link is shaped.
     #[serde(default)]
     pub buffer: Buffer,
     /// How flows choose a spine.

@@ -25,7 +25,7 @@ use super::remove::remove;
 use super::spec::{FabricSpec, is_name};
 use super::topology::{PREFIX, Topology};
 
-/// Where the files are.
+/// Folder of the files.
 const FOLDER: &str = "/run/mccs-fabric";
 const UP: &str = "toml";
 const BUILDING: &str = "building";
@@ -66,7 +66,7 @@ pub struct Claim {
 #[derive(Debug)]
 pub struct Draft {
     file: File,
-    /// What it will stand for.
+    /// Its claim to names.
     pub claim: Claim,
 }
 
@@ -166,7 +166,7 @@ pub struct Listed {
     pub name: String,
     /// How far it is.
     pub phase: Phase,
-    /// What it is; absent where it is unfinished.
+    /// Its specification; absent while it is unfinished.
     pub spec: Option<FabricSpec>,
     /// Its nodes, addresses, and the ports of its paths.
     pub topology: Option<Topology>,

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::spec::FabricSpec;
 
-/// What every namespace's name starts with: nothing else is ever touched.
+/// Prefix of every namespace's name: nothing else is ever touched.
 pub const PREFIX: &str = "mccs-";
 /// Last byte of a leaf's address towards a host.
 const GATEWAY: u8 = 254;

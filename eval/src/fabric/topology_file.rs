@@ -6,10 +6,10 @@ use mccs_config::{Rate, TopologyFile};
 
 use super::spec::FabricSpec;
 
-/// What a link carries whose rate nobody limits: as fast as the kernel moves packets, which no policy has to share out.
+/// Rate of a link that nobody limits: as fast as the kernel moves packets, which no policy has to share out.
 const UNLIMITED: Rate = Rate::gbit(100);
 
-/// What policies need to know of the network that a specification describes.
+/// The network of a specification, as policies need to know it.
 #[must_use]
 pub fn topology_file(spec: &FabricSpec) -> TopologyFile {
     let spine = |number: u32| {

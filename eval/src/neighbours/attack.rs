@@ -11,7 +11,7 @@ use mccs::{Client, Communicator, CommunicatorBuilder, DataType, RedOp, Region, S
 
 use super::children::Process;
 
-/// What a neighbour does.
+/// A neighbour's behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Attack {
     /// 32 sessions of one-rank all-reduces of 120 KB, which run on the proxy engine's thread.

@@ -11,7 +11,7 @@ use super::children::Process;
 
 const TENANTS: &str =
     "[[tenant]]\nname = \"victim\"\nsocket = \"victim\"\n[[tenant]]\nname = \"hostile\"\nsocket = \"hostile\"\n";
-/// Of the first host; the next one has the next.
+/// Port of the first host; the next one has the next.
 const PORT: u16 = 7480;
 
 /// Ended with the value.
@@ -82,7 +82,7 @@ impl Services {
         self.folder.join(format!("h{host}")).join(tenant)
     }
 
-    /// Where the services' files are.
+    /// Folder of the services' files.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -8,12 +8,12 @@ use mccs::{Client, Communicator, DataType, RedOp, Region, Stream};
 
 use crate::stats::Latencies;
 
-/// What a side took.
+/// Times of a side.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// Of all calls.
+    /// Mean of all calls.
     pub mean_us: f64,
-    /// Of the slowest hundredth the fastest.
+    /// The fastest of the slowest hundredth.
     pub p99_us: f64,
     /// How many ended.
     pub calls: usize,

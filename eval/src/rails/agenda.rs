@@ -3,7 +3,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// What happens at a time.
+/// An event at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
     /// The task at the head of a lane has ended.
@@ -71,7 +71,7 @@ impl Agenda {
     }
 }
 
-/// Where messages of a move follow each other: on a channel, from a host to another.
+/// A queue in which messages of a move follow each other: on a channel, from a host to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Link {
     pub(super) number: usize,
@@ -80,7 +80,7 @@ pub(super) struct Link {
     pub(super) dst: usize,
 }
 
-/// What happens to moves and their messages, of which `at` counts those of a link.
+/// An event of moves and their messages, of which `at` counts those of a link.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum NetworkEvent {
     /// A host's service has heard of a move.

@@ -16,15 +16,15 @@ pub struct Machine {
     pub nvlink_bytes_per_ns: f64,
     /// Bytes that a kernel which combines reads and writes in a nanosecond.
     pub combine_bytes_per_ns: f64,
-    /// What a kernel takes the stream besides its bytes.
+    /// Time of a kernel in the stream besides its bytes.
     pub kernel_ns: f64,
-    /// What a word that a stream writes or waits for takes it.
+    /// Time of a word that a stream writes or waits for.
     pub word_ns: f64,
     /// Time that a wait for another stream's event takes a stream.
     pub event_ns: f64,
     /// How many times as long collectives of a host take with the few blocks that they have beside others.
     pub few_blocks_times: f64,
-    /// What moves data between hosts.
+    /// Times of moving data between hosts.
     pub rail: RailTimes,
 }
 
@@ -43,7 +43,7 @@ pub struct RailTimes {
     pub channels: u32,
     /// Longest message.
     pub message_bytes: u64,
-    /// What a message costs the thread that sends it.
+    /// Time of a message for the thread that sends it.
     pub message_ns: f64,
     /// From which length on a message waits until its receiver has told where it goes; `None`: never.
     pub credits_from_bytes: Option<u64>,
@@ -58,7 +58,7 @@ pub struct CopyTimes {
     pub from_bytes: u64,
     /// Bytes in a nanosecond, each way.
     pub bytes_per_ns: f64,
-    /// What a copy takes besides its bytes.
+    /// Time of a copy besides its bytes.
     pub copy_ns: f64,
 }
 
@@ -71,7 +71,7 @@ pub struct TeamTimes {
 }
 
 impl TeamTimes {
-    /// Of a table that `eval/cuda.py` has made (`eval/results/cuda-8.json`).
+    /// Reads a table that `eval/cuda.py` has made (`eval/results/cuda-8.json`).
     ///
     /// # Errors
     /// It is none.
@@ -150,7 +150,7 @@ impl Machine {
                 // `nics-gpudirect`: an all-gather of 32 KiB takes 38.7 us, of which the team takes 5 and the NIC 5 to 8.
                 begin_ns: 12_500.0,
                 end_ns: 12_500.0,
-                // Of 50 bytes, headers of RoCEv2 take 82 for each 4096.
+                // 50 bytes, less RoCEv2's headers, which take 82 for each 4096.
                 link_bytes_per_ns: 50.0 * 4096.0 / (4096.0 + 82.0),
                 // Half of a round trip over three tiers (`docs/internals/rdma.md`).
                 latency_ns: 11_000.0,

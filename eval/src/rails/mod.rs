@@ -93,7 +93,7 @@ pub struct Design {
 }
 
 impl Design {
-    /// What library and service did before decision 090, when what there is of measurements was taken.
+    /// Library and service as they were before decision 090, when the measurements were taken.
     #[must_use]
     pub fn measured() -> Self {
         Design {
@@ -125,7 +125,7 @@ impl Design {
         Design { joins_kernels: true, ..Self::with_kernels_for_each_host() }
     }
 
-    /// What they do. Of more than two hosts moves overlap less than here: at their ends alone.
+    /// The behaviour that is built. With more than two hosts, moves overlap less than here: at their ends alone.
     #[must_use]
     pub fn built() -> Self {
         Design { slots: None, ..Self::with_four_slots() }
@@ -156,7 +156,7 @@ impl Design {
     }
 }
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// From its first task until the last rank's last one.
@@ -169,12 +169,12 @@ pub struct Outcome {
     pub nic: f64,
     /// As `nic`.
     pub nvlink: f64,
-    /// As `nic`. Of the busiest one, where there are several streams.
+    /// As `nic`. Time of the busiest stream.
     pub stream: f64,
 }
 
 impl Outcome {
-    /// What the call mostly waits for.
+    /// The resource that a call mostly waits for.
     #[must_use]
     pub fn binds(&self) -> &'static str {
         // Nothing that is busy for less than that is the limit.
@@ -216,7 +216,7 @@ pub fn simulate(machine: &Machine, design: &Design, call: &Call) -> Result<Outco
 
 /// The least that a collective can take: the bytes that each NIC and each GPU's NVLink must carry, at their rates.
 ///
-/// Of all-reduces, all-gathers and reduce-scatters; others have none, which is 0.
+/// Least time of all-reduces, all-gathers and reduce-scatters; others have none, which is 0.
 #[must_use]
 pub fn floor(machine: &Machine, call: &Call) -> f64 {
     let nranks = call.hosts * machine.gpus;
@@ -228,7 +228,7 @@ pub fn floor(machine: &Machine, call: &Call) -> f64 {
         _ => return 0.0,
     };
     let others = |of: u32| f64::from(of - 1) / f64::from(of);
-    // What a host lacks comes by its NICs, and what a GPU lacks then by NVLink.
+    // A host's missing data comes by its NICs, and a GPU's missing data then by NVLink.
     let nic_ns = times * others(call.hosts) * bytes / f64::from(machine.gpus) / machine.rail.link_bytes_per_ns;
     let nvlink_ns = times * others(machine.gpus) * bytes / machine.nvlink_bytes_per_ns;
     nic_ns.max(nvlink_ns)

@@ -24,7 +24,7 @@ struct Message {
     has_arrived: bool,
 }
 
-/// What a program has done of a move.
+/// A program's progress in a move.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cursor {
     step: usize,

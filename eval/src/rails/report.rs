@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{Call, Design, Machine, Outcome, SimulationError, simulate};
 
-/// What is built, among the designs.
+/// Number of the built design.
 const BUILT: usize = 6;
 /// Payloads, from 8 B to 4 GiB.
 pub const PAYLOADS: [u64; 11] =

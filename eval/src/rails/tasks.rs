@@ -9,7 +9,7 @@ use super::{Design, SimulationError};
 /// In the order of its lane.
 #[derive(Debug, Clone)]
 pub(super) struct Task {
-    /// Where: tasks of a lane follow each other.
+    /// Its lane: tasks of a lane follow each other.
     pub(super) lane: usize,
     /// Tasks of other lanes that come first, by number.
     pub(super) after: Vec<usize>,
@@ -40,7 +40,7 @@ const FEW_PARTS: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Script {
     pub(super) tasks: Vec<Task>,
-    /// Of the rank's rail, in order.
+    /// Moves of the rank's rail, in order.
     pub(super) moves: Vec<Move>,
 }
 
@@ -56,7 +56,7 @@ struct Writer<'a> {
     last: [Option<usize>; LANES],
     /// The last task that tells of a move.
     told: Option<usize>,
-    /// What the next task waits for.
+    /// Tasks that the next task waits for.
     after: Vec<usize>,
 }
 
@@ -128,7 +128,7 @@ impl Writer<'_> {
         self.push(lane, Work::Kernel { ns, link_bytes });
     }
 
-    /// What is no collective of the team. Returns the number of a move that is now under way.
+    /// Adds a stage that is no collective of the team. Returns the number of a move that is now under way.
     fn stage(&mut self, lane: usize, stage: Stage) -> Option<usize> {
         match stage {
             Stage::Team(_) => {}
@@ -191,7 +191,7 @@ impl Writer<'_> {
         self.after.extend(self.last[OUTWARD]);
     }
 
-    /// What copy engines take, if they bring the call's data to slots and back.
+    /// Times of copy engines, if they bring the call's data to slots and back.
     fn copies(&self) -> Option<CopyTimes> {
         let of_rail = self.plan.moved_by_rail() * self.element_bytes;
         self.machine.rail.copies.filter(|copies| of_rail >= copies.from_bytes)

@@ -16,11 +16,11 @@ pub struct Coming {
     pub name: String,
     /// Its tenant.
     pub tenant: String,
-    /// What it does.
+    /// Its work.
     pub work: Work,
     /// When it comes.
     pub start_ns: u64,
-    /// Where it goes.
+    /// The place that it wants.
     pub wants: Wants,
     /// How a network's hash was seen to send its flows.
     pub hashed: Vec<Hashed>,
@@ -31,15 +31,15 @@ pub struct Coming {
 pub struct Hashed {
     /// Its channel.
     pub channel: u32,
-    /// Who sends.
+    /// The sender.
     pub from: HostId,
-    /// Who receives.
+    /// The receiver.
     pub to: HostId,
     /// Over which spine.
     pub spine: u32,
 }
 
-/// Where a job goes.
+/// The place that a job wants.
 #[derive(Debug, Clone)]
 pub enum Wants {
     /// Host and device of every rank.
@@ -69,7 +69,7 @@ pub fn topology(scenario: &Scenario) -> Result<Topology, TopologyError> {
     })
 }
 
-/// What the operator wants, in a variant.
+/// The operator's rules in a variant.
 #[must_use]
 pub fn rules(scenario: &Scenario, variant: &Variant, topology: &Topology) -> Rules {
     let mut tenants = scenario.tenants.clone();

@@ -22,7 +22,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of at least one value; zeros of none.
+    /// The figures of at least one value; zeros of none.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
         let count = values.len().max(1) as f64;
@@ -34,7 +34,7 @@ impl Spread {
     }
 }
 
-/// What a job had, over all runs of a variant.
+/// The figures of a job, over all runs of a variant.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JobFigures {
     /// From its coming to its end, in seconds.

@@ -32,7 +32,7 @@ const BYTES: Limit<Bytes> =
 pub struct Scenario {
     /// Name, also of the results.
     pub name: String,
-    /// What it asks, in a sentence.
+    /// Its question, in a sentence.
     pub question: String,
     /// Runs of each variant: each has hashes and placements of its own.
     #[serde(default = "one")]
@@ -42,7 +42,7 @@ pub struct Scenario {
     pub fabric: Option<String>,
     /// The network.
     pub topology: Network,
-    /// What is compared; the first is the baseline.
+    /// The variants that are compared; the first is the baseline.
     #[serde(rename = "variant")]
     pub variants: Vec<Variant>,
     /// As in `policy.toml`.
@@ -60,13 +60,13 @@ pub struct Scenario {
     /// How often the policy is asked anew though nothing came, went or failed: profiles change. Absent: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh: Option<DurationText>,
-    /// What changes while jobs run.
+    /// Changes while jobs run.
     #[serde(default, rename = "phase")]
     pub phases: Vec<Phase>,
-    /// Where a network's hash was seen to send flows; all others go as one of the simulator's own has it.
+    /// Flows whose paths a network's hash was seen to choose; all others go as one of the simulator's own has it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hashed: Vec<SeenFlow>,
-    /// What happens on the emulated fabric while its one job runs; the simulator knows no such things.
+    /// Events on the emulated fabric while its one job runs; the simulator knows no such things.
     #[serde(default, rename = "moment", skip_serializing_if = "Vec::is_empty")]
     pub moments: Vec<Moment>,
 }
@@ -125,7 +125,7 @@ pub struct Variant {
     pub shares: BTreeMap<String, u32>,
 }
 
-/// Where ring orders come from.
+/// Source of ring orders.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RingOrders {
@@ -165,7 +165,7 @@ impl Collective {
     }
 }
 
-/// Who goes round the ring.
+/// Members of the ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ring {
@@ -184,7 +184,7 @@ pub struct JobSpec {
     pub name: String,
     /// Host and device of every rank, such as `"h0:1"`.
     pub ranks: Vec<String>,
-    /// What it does.
+    /// Its work.
     pub work: Work,
     /// When it starts.
     pub start: DurationText,
@@ -192,7 +192,7 @@ pub struct JobSpec {
     pub way: Option<String>,
 }
 
-/// What a job does, again and again: it computes, then there is one collective.
+/// A job's work, again and again: it computes, then there is one collective.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
     /// Channels.
@@ -277,11 +277,11 @@ pub struct Arrivals {
     /// The algorithm.
     #[serde(default)]
     pub algorithm: Ring,
-    /// Where they go.
+    /// Their placement.
     pub placement: Placement,
 }
 
-/// Where jobs go.
+/// Placement of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
@@ -325,9 +325,9 @@ pub struct SeenFlow {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moment {
-    /// What it is called in results.
+    /// Its name in results.
     pub name: String,
-    /// What figures say of it.
+    /// Its description in figures.
     pub what: String,
     /// When, from the time at which the job begins.
     pub at: DurationText,
@@ -449,8 +449,8 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// What `policy.toml` is checked for; and whether those come that paths are reserved for, or are spoken of: what is for
-    /// nobody changes nothing, and nobody would see why.
+    /// Checks as of `policy.toml`; and whether tenants and jobs come that paths are reserved for, or that are spoken of: a
+    /// rule for nobody changes nothing, and nobody would see why.
     fn validate_tenants(&self, problems: &mut Problems) {
         let jobs = self.jobs.iter().map(|job| job.name.as_str());
         let names: Vec<&str> = jobs.chain(self.tenants.iter().map(|tenant| tenant.name.as_str())).collect();

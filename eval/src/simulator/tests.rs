@@ -345,7 +345,7 @@ fn what_matters_first_gains_the_same_and_the_others_lose_less() {
 #[test]
 fn who_takes_turns_is_nearly_as_fast_as_alone() {
     let all = scenario("turns", 3, 5);
-    // Of 80 MiB two ranks send as much, at 50 Gbit/s.
+    // Two ranks send 80 MiB as much, at 50 Gbit/s.
     let alone_s = 300.0 * (0.02 + f64::from(80 << 23) / 50e9);
     for job in ["A", "B"] {
         let [shared, in_turn] = [0, 1].map(|variant: usize| all[variant].jobs[job].completion_s);

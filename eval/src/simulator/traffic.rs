@@ -20,7 +20,8 @@ pub fn bits_per_flow(work: &Work, nranks: u32, hosts: u32) -> f64 {
     8.0 * bus_bytes(work, groups) / f64::from(work.channels)
 }
 
-/// What nccl-tests call the bus bandwidth of a collective that took so long, in bytes per second; 0 where nothing was sent.
+/// The bus bandwidth, as nccl-tests calls it, of a collective that took so long, in bytes per second; 0 if nothing was
+/// sent.
 #[must_use]
 pub fn bus_bandwidth(work: &Work, nranks: u32, seconds: f64) -> f64 {
     if seconds > 0.0 { bus_bytes(work, nranks) / seconds } else { 0.0 }

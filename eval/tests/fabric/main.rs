@@ -1,6 +1,6 @@
 //! Fabrics in real namespaces: they keep their promises, and nothing stays behind however they end.
 //!
-//! Needs root; `.ci/run` runs it in a lane of its own. Where it may not make namespaces it fails.
+//! Needs root; `.ci/run` runs it in a lane of its own. Without the right to make namespaces, it fails.
 
 mod support;
 
@@ -159,7 +159,7 @@ fn who_may_not_or_lacks_a_tool_is_told() {
         fixture.command(&["up", &fixture.file()]).env("PATH", fixture.path("bin")).output().expect("mccs-fabric");
     let text = String::from_utf8_lossy(&without.stderr);
     assert!(text.contains("no \"ip\" in PATH") && text.contains("iproute2"), "{text}");
-    // Where this executable lies may be nobody else's business.
+    // The folder of this executable may be nobody else's business.
     let open = tempfile::Builder::new().permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755)).tempdir();
     let program = open.as_ref().expect("a folder").path().join("mccs-fabric");
     std::fs::copy(env!("CARGO_BIN_EXE_mccs-fabric"), &program).expect("a copy");

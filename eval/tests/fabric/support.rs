@@ -10,7 +10,7 @@ use tempfile::TempDir;
 /// No test waits longer than this for something that must happen.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// A fabric of two hosts in two racks. What is left of it is removed with the value.
+/// A fabric of two hosts in two racks. The rest of it is removed with the value.
 pub struct Fixture {
     pub name: String,
     dir: TempDir,
@@ -103,7 +103,7 @@ impl Drop for Fixture {
     }
 }
 
-/// What an ended program left.
+/// The output of an ended program.
 #[derive(Debug)]
 pub struct Done {
     pub code: i32,

@@ -6,9 +6,9 @@
 //! service:  holds the control page | fence | looks what is announced: cut above all of it | publishes from there on | lets go
 //! ```
 //!
-//! Of a rank and the service at least one sees what the other has written before its fence. So a rank that goes on without
-//! having seen the control page held has announced a number below the cut, and the strategy of that number stays what it was; any other waits for
-//! the moment that publishing takes. Strategies depend on numbers alone: ranks that are at different ones agree all the same.
+//! At least one of a rank and the service sees what the other has written before its fence. So a rank that goes on without having seen the
+//! control page held has announced a number below the cut, and the strategy of that number stays what it was; any other waits for the
+//! moment that publishing takes. Strategies depend on numbers alone: ranks that are at different ones agree all the same.
 //!
 //! Numbers count the collectives that a rank has called outside of graphs, however they are carried out. Those in graphs have a strategy of
 //! their own, the *captured* one. A rank that captures counts its graph in the same way as an operation, and takes that one; it becomes the
@@ -49,7 +49,7 @@ pub struct PublishedStrategy {
     pub words: [u64; STRATEGY_WORDS],
 }
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     /// Number of the new strategy: 0 for the first.
@@ -69,9 +69,9 @@ pub enum CutError {
     Behind {
         /// The rank.
         rank: u32,
-        /// What it has called.
+        /// Its calls.
         called: u64,
-        /// What the rank that is farthest has called.
+        /// The calls of the rank that is farthest.
         most: u64,
     },
 }
@@ -210,8 +210,8 @@ struct Live {
     slot: usize,
 }
 
-/// Who publishes strategies on a page: the service alone, from one thread at a time. It remembers what it has written, since tenants can
-/// write to pages.
+/// The publisher of strategies on a page: the service alone, from one thread at a time. It remembers what it has written, since tenants
+/// can write to pages.
 #[derive(Debug)]
 pub struct Publisher {
     nranks: u32,
@@ -262,7 +262,7 @@ impl Publisher {
         (0..self.nranks).any(|rank| page.has_graphs(rank))
     }
 
-    /// What is captured from now on runs under the last strategy, if that may be. The control page must be held.
+    /// Graphs that are captured from now on run under the last strategy, if that may be. The control page must be held.
     fn move_captured(&mut self, page: &StrategyTable, has_graphs: bool) {
         if let Some(newest) = self.live.back().filter(|_| !has_graphs || self.captured.is_none()) {
             self.captured = Some(newest.slot);
@@ -270,7 +270,7 @@ impl Publisher {
         }
     }
 
-    /// Where the next strategy goes, and from which operation on it holds. The control page must be held.
+    /// A place for the next strategy, and the first operation for which it holds. The control page must be held.
     fn find_room(&mut self, page: &StrategyTable, has_graphs: bool) -> Result<Live, CutError> {
         let announced = || (0..self.nranks).map(|rank| (page.rank(rank).announced.load(Ordering::Acquire), rank));
         let (most, _) = announced().max().unwrap_or_default();

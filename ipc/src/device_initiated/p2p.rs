@@ -17,7 +17,7 @@ struct P2p {
 
 pub(super) const P2P_BYTES: u64 = size_of::<P2p>() as u64;
 
-/// What a rank has enqueued, but for what went into graphs.
+/// Operations that a rank has enqueued, but for those in graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct P2pLaunched {
     /// Groups.
@@ -31,13 +31,13 @@ pub struct P2pLaunched {
 /// Two ends of a message that do not mean the same, as a GPU has told. The words are the kernels' matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct P2pFault {
-    /// Who sent it.
+    /// The sender.
     pub sender: u32,
-    /// Who was to receive it.
+    /// The receiver.
     pub receiver: u32,
-    /// What the receiver expected.
+    /// Bytes that the receiver expected.
     pub expected: u64,
-    /// What has come.
+    /// Bytes that came.
     pub came: u64,
 }
 
@@ -51,7 +51,7 @@ impl ControlPage {
         self.at(Self::p2p_offset(rank))
     }
 
-    /// Where a rank's kernels tell of a contradiction: three words.
+    /// Offset of the three words by which a rank's kernels tell of a contradiction.
     ///
     /// # Panics
     /// If a page has no such rank.
@@ -71,7 +71,7 @@ impl ControlPage {
         p2p.groups.store(launched.groups, Ordering::Release);
     }
 
-    /// What a rank has enqueued.
+    /// Operations that a rank has enqueued.
     ///
     /// # Panics
     /// If a page has no such rank.

@@ -31,7 +31,7 @@ impl Signal {
 }
 
 impl ControlPage {
-    /// Where the count of a signal from one rank to another lies.
+    /// Offset of the count of signals from one rank to another.
     ///
     /// # Panics
     /// If a page has no such ranks.
@@ -39,7 +39,7 @@ impl ControlPage {
     pub fn signal_offset(from: u32, to: u32, signal: Signal) -> u64 {
         let (from, to) = (u64::from(from), u64::from(to));
         assert!(from < RANKS && to < RANKS, "ranks {from} and {to} on a page for {RANKS}");
-        // What a rank waits for lies together.
+        // Words that a rank waits for lie together.
         Self::SIGNALS_OFFSET + ((to * RANKS + from) * SIGNALS + u64::from(signal.0)) * WORD_BYTES
     }
 

@@ -4,9 +4,9 @@
 //! head: slots claimed | tail: slots read | consumer_sleeps | slot 0: two words | slot 1 | ...
 //! ```
 //!
-//! A thread claims position n by raising the head, waits until the tail has passed n less the slots, and writes. What is in a slot says itself
-//! whether it is there: both words have the parity of its lap, which changes each time round. So the reader believes neither head nor tail. It
-//! waits at a slot that was claimed and not written: positions are read in order.
+//! A thread claims position n by raising the head, waits until the tail has passed n less the slots, and writes. A slot says itself whether
+//! it holds something: both words have the parity of its lap, which changes each time round. So the reader believes neither head nor tail.
+//! It waits at a slot that was claimed and not written: positions are read in order.
 
 #[cfg(not(loom))]
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) struct Header {
     consumer_sleeps: Line<AtomicU32>,
 }
 
-/// Where a kernel finds the tail and the slots, from the beginning of a FIFO.
+/// Offset of the tail and the slots for kernels, from the beginning of a FIFO.
 pub(super) const TAIL_OFFSET: u64 = 128;
 pub(super) const SLOTS_OFFSET: u64 = 384;
 
@@ -117,7 +117,7 @@ impl Fifo {
         [self.word(first), self.word(first + 1)]
     }
 
-    /// Parity of a position's lap. Of the first it is 1, so that zeroed memory holds nothing.
+    /// Parity of a position's lap. The first lap has 1, so that zeroed memory holds nothing.
     fn parity(&self, position: u64) -> u64 {
         let lap = position >> self.slots.trailing_zeros();
         if lap & 1 == 0 { PARITY } else { 0 }
@@ -197,7 +197,7 @@ impl TriggerProducer {
 pub struct TriggerConsumer {
     fifo: Fifo,
     next: u64,
-    /// Of those read, the ones whose slots have been given back.
+    /// Read slots that have been given back.
     released: u64,
 }
 

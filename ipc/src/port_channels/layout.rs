@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::fifo::{SLOTS_OFFSET, TAIL_OFFSET, fifo_bytes};
 use super::{CONNECTIONS_MAX, FIFO_SLOTS_MAX};
 
-/// Of the words of a connection.
+/// Bytes of the words of a connection.
 pub(super) const CONNECTION_BYTES: u64 = 128;
-/// Of those that kernels use besides, behind these.
+/// Bytes of words that kernels use besides, behind these.
 pub(super) const KERNEL_WORDS_BYTES: u64 = 128;
 
 /// Shape of a segment, as tenants learn it.
@@ -34,12 +34,12 @@ impl PortChannelLayout {
         PortChannelLayout { kernel_slots: slots_of(slots), ..self }
     }
 
-    /// Where the FIFO of kernels is, if there is one.
+    /// Offset of the FIFO of kernels, if there is one.
     pub(super) fn kernel_fifo_offset(self) -> Option<u64> {
         (self.kernel_slots > 0).then(|| fifo_bytes(self.fifo_slots).next_multiple_of(CONNECTION_BYTES))
     }
 
-    /// What kernels use of the segment, by its place there.
+    /// Kernels' parts of the segment, by their places there.
     #[must_use]
     pub fn kernel_places(self, connection: u32) -> Option<KernelPlaces> {
         let (fifo, words) = (self.kernel_fifo_offset()?, self.words_offset(connection));
@@ -53,7 +53,7 @@ impl PortChannelLayout {
         })
     }
 
-    /// Where the words of a connection are.
+    /// Offset of the words of a connection.
     pub(super) fn words_offset(self, connection: u32) -> u64 {
         let (fifos, each) = match self.kernel_fifo_offset() {
             None => (fifo_bytes(self.fifo_slots), CONNECTION_BYTES),

@@ -32,7 +32,7 @@ fn write(producer: &TriggerProducer, number: u64) -> bool {
     producer.write(position, &trigger(number))
 }
 
-/// What comes is whole: no trigger has a word of another lap, or of another thread.
+/// Triggers come whole: none has a word of another lap, or of another thread.
 fn assert_whole(found: Trigger) -> u64 {
     assert_eq!(found, trigger(found.bytes));
     found.bytes

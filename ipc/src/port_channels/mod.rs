@@ -40,10 +40,10 @@ pub const FIFO_SLOTS_MAX: u32 = 4096;
 /// Connections of a rank in a communicator.
 pub const CONNECTIONS_MAX: u32 = 1024;
 
-/// Set in a word that the service raises no more: the communicator has failed, or the peer has left. What it had counted stands below.
+/// Set in a word that the service raises no more: the communicator has failed, or the peer has left. Its count stands below.
 pub const ENDED: u64 = 1 << 62;
 
-/// What a word has counted, ended or not.
+/// A word's count, ended or not.
 #[must_use]
 pub fn counted(word: u64) -> u64 {
     word & (ENDED - 1)

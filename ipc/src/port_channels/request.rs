@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::Handle;
 
-/// What a rank of a communicator asks of its port channels.
+/// A rank's request about its port channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortChannelRequest {
     /// Opens the rank's segment, with at least so many slots in its FIFO, or as many as there may be: first of all, and once. A rank on a GPU gets a
@@ -26,9 +26,9 @@ pub enum PortChannelRequest {
 /// The memories that puts of a port channel are from and into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutMemories {
-    /// Of the rank.
+    /// Memory of the rank.
     pub source: Handle,
-    /// Of the peer.
+    /// Memory of the peer.
     pub destination: Handle,
 }
 

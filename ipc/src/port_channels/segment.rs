@@ -47,7 +47,7 @@ impl KernelWords {
     }
 }
 
-/// What became of a wait for a word.
+/// The result of a wait for a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
     /// It has counted so far.

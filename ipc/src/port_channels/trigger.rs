@@ -21,7 +21,7 @@ pub const CHANNELS_MAX: u32 = 1 << CHANNEL_BITS;
 const LENGTH_BITS: u32 = 31;
 const OFFSET_BITS: u32 = 39;
 const CHANNEL_BITS: u32 = 14;
-/// Of the length, in the first word.
+/// Bits of the length in the first word.
 const LOW_BITS: u32 = 24;
 const OFFSET_SHIFT: u32 = 24;
 const CHANNEL_SHIFT: u32 = 3;
@@ -34,7 +34,7 @@ const _: () = {
     assert!(OFFSET_SHIFT + OFFSET_BITS == 63 && HIGH_SHIFT + LENGTH_BITS - LOW_BITS == OFFSET_SHIFT);
 };
 
-/// What a trigger asks for: any of the three, none of which is no trigger.
+/// Kinds of a trigger: any of the three, none of which is no trigger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kinds(u8);
 
@@ -69,18 +69,18 @@ impl Kinds {
     }
 }
 
-/// See the module's documentation. What is read is as a tenant wrote it: nothing of it is valid until checked.
+/// See the module's documentation. Triggers are read as a tenant wrote them: nothing of one is valid until checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trigger {
-    /// What is asked for.
+    /// A resource that is asked for.
     pub kinds: Kinds,
     /// Number of the port channel, below [`CHANNELS_MAX`].
     pub channel: u32,
     /// Bytes of the put, at most [`PUT_BYTES_MAX`].
     pub bytes: u64,
-    /// Where they are in the channel's own memory, at most [`OFFSET_MAX`].
+    /// Offset in the channel's own memory, at most [`OFFSET_MAX`].
     pub source_offset: u64,
-    /// Where they go in the channel's memory of the peer, at most [`OFFSET_MAX`].
+    /// Offset in the channel's memory of the peer, at most [`OFFSET_MAX`].
     pub destination_offset: u64,
 }
 

@@ -15,7 +15,7 @@ use crate::sync::atomic::{Ordering, fence};
 pub struct Consumer<T> {
     pub(super) ring: Ring<T>,
     consumed: u64,
-    /// Of those, the ones whose slots have been given back.
+    /// Read slots that have been given back.
     released: u64,
 }
 

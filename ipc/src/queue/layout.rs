@@ -29,7 +29,7 @@ pub(super) struct Header {
     pub(super) consumer_sleeps: Line<AtomicU32>,
     /// 1 while the producer waits for space in a futex on `consumed`.
     pub(super) producer_waits: Line<AtomicU32>,
-    /// Where the producer waits.
+    /// Cell on which the producer waits.
     pub(super) space: Parking,
 }
 

@@ -12,7 +12,7 @@ use super::layout::Ring;
 use crate::shm::Mapping;
 use crate::sync::atomic::{Ordering, fence};
 
-/// What became of a push.
+/// The result of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a sleeping consumer has to be woken, a full ring tried again"]
 pub enum Push {

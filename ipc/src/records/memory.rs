@@ -18,7 +18,7 @@ use crate::sync::atomic::Ordering;
 #[cfg(not(loom))]
 const MAGIC: u64 = u64::from_be_bytes(*b"mccsrec\0");
 
-/// What a ring begins with. Never changes once the ring is there, but for `next`.
+/// The beginning of a ring. Never changes once the ring is there, but for `next`.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(super) struct Header {

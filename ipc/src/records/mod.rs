@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A record is written over the oldest one. Its slot carries the record's number before and after its words, so that a reader
-//! whom the writer laps knows that it has read nothing. What a record's words mean is its writer's affair, who changes
+//! whom the writer laps knows that it has read nothing. The meaning of a record's words is its writer's affair, who changes
 //! [`VERSION`] when that changes: a reader of another version refuses the ring.
 //!
 //! The reader is the operator's, whom the service trusts with far more; still the writer takes nothing from the memory that it
@@ -62,7 +62,7 @@ pub enum RecordsError {
 #[derive(Debug)]
 pub struct RecordWriter {
     memory: Memory,
-    /// Records so far. What the header says is for readers.
+    /// Records so far. The header is for readers.
     next: AtomicU64,
 }
 
@@ -104,7 +104,7 @@ impl RecordWriter {
     }
 }
 
-/// What a read has come to.
+/// The result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Read {
     /// From where to go on.

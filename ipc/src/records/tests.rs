@@ -77,7 +77,7 @@ fn what_is_no_ring_or_another_versions_is_refused() {
     assert!(matches!(RecordReader::map(file.as_fd()), Err(RecordsError::Shm(ShmError::NotMemfd))));
 }
 
-/// What a hostile writer says is bounded: no read is longer than the ring.
+/// A hostile writer's count is bounded: no read is longer than the ring.
 #[test]
 fn a_count_that_cannot_be_is_bounded() {
     let (fd, writer) = ring();

@@ -68,7 +68,7 @@ struct DirectArgs {
     uint32_t batch_skip;   // from this one on, messages lie one place further
     uint32_t batch_share;  // of a message in a batch: chunks, or the warps that it has
     uint32_t reserved;
-    // Of small operations, by rank.
+    // Parts of small operations, by rank.
     Part sends[RANKS_MAX];
     Part recvs[RANKS_MAX];  // what is combined goes nowhere
     Part outs[RANKS_MAX];   // two shots: shards of others

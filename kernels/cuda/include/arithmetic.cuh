@@ -144,7 +144,7 @@ __device__ inline bool is_nan(ACC value) {
     return value != value;  // never for integers
 }
 
-// Of a sum; an integer's is wrapped to its type first.
+// The scale of a sum; an integer's is wrapped to its type first.
 template <class T>
 __device__ inline typename T::Acc divide(typename T::Acc sum, uint32_t divisor) {
     using Acc = typename T::Acc;
@@ -152,7 +152,8 @@ __device__ inline typename T::Acc divide(typename T::Acc sum, uint32_t divisor) 
     return sum / Acc(divisor);
 }
 
-// What combines: RedOp's, where a mean is a sum that is divided, and a pre-multiplied sum one of scaled contributions.
+// Operators that combine: RedOp's, where a mean is a sum that is divided, and a pre-multiplied sum one of scaled
+// contributions.
 enum class Op : uint32_t { SUM = 0, PROD = 1, MAX = 2, MIN = 3 };
 
 // A NaN on either side stays; of equal values the first does.

@@ -12,7 +12,7 @@ namespace mccs {
 // Twelve warps that move bytes, a gate and a post. A slot of 18 KiB is three vectors a thread.
 constexpr uint32_t CHAIN_THREADS_MAX = 448;
 
-// What the ranks before have combined, where there are some, and this rank's own data.
+// The combination of the ranks before, if there are some, and this rank's own data.
 struct ChainSources {
     uint64_t before, own;
     __device__ uint64_t address(uint32_t source) const { return source == 0 ? before : own; }

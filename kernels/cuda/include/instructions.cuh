@@ -16,7 +16,7 @@ __device__ inline uint4 load_aligned(uint64_t from) {
     return v;
 }
 
-// What another GPU wrote: past the first-level cache, which knows nothing of it.
+// Data that another GPU wrote: past the first-level cache, which knows nothing of it.
 __device__ inline uint4 load_fresh(uint64_t from) {
     uint4 v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -72,10 +72,11 @@ __device__ inline uint64_t global_ns() {
     return v;
 }
 
-// Of a wait, some 10 ms: all warps that wait read one word of the host's memory, one after the other, which takes a millisecond.
+// Limit of a wait, some 10 ms: all warps that wait read one word of the host's memory, one after the other, which takes a
+// millisecond.
 constexpr uint32_t TURNS_BETWEEN_ABORT_POLLS = 30'000;
 
-// Of a wait: nothing is to be done on a GPU.
+// Part of a wait: nothing is to be done on a GPU.
 __device__ inline void pass_turn() {}
 
 // Loads and stores under a condition, without a branch: where it does not hold, the value stays.
@@ -166,7 +167,8 @@ __device__ inline bool store_together_if(bool there, uint64_t to, uint4 v) {
         : "memory");
     return together == ~0u;
 }
-// Who is not together loads by instructions of their own, which is as well: lines are whole where they are stored.
+// Lanes that are not together load by instructions of their own, which is as well: lines are whole where they are
+// stored.
 __device__ inline void load_together_if(bool there, uint64_t from, uint4& v) {
     asm volatile(
         "{ .reg .pred p; setp.ne.u32 p, %5, 0; bar.warp.sync 0xffffffff;\n\t@p ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"

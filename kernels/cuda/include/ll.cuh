@@ -51,7 +51,8 @@ __device__ inline void ll_send_unit(const Exchange<FORM>& e, const Unit<FORM>& u
     }
 }
 
-// What a root that adds its own data sends in a pipeline: that its own place for a unit is free, without data, by one lane.
+// Unit that a root that adds its own data sends in a pipeline: that its own place for a unit is free, without data, by one
+// lane.
 template <class FORM>
 __device__ inline void ll_send_credit(const Exchange<FORM>& e, const Unit<FORM>& unit) {
     const DirectArgs& a = e.a;
@@ -76,7 +77,7 @@ __device__ void ll_send(const Exchange<FORM>& e) {
     });
 }
 
-// What a root that sends shards has for itself: the whole buffer.
+// The part that a root that sends shards has for itself: the whole buffer.
 template <class FORM>
 __device__ void ll_own(const Exchange<FORM>& e) {
     const DirectArgs& a = e.a;
@@ -98,7 +99,7 @@ __device__ inline void ll_relay(const Exchange<FORM>& e, const Unit<FORM>& unit,
     }
 }
 
-// Waits for a lane's part of all messages: their loads are in flight together. What comes from rank `credit` is one lane's. False: aborted.
+// Waits for a lane's part of all messages: their loads are in flight together. Data from rank `credit` is one lane's. False: aborted.
 template <uint32_t RANKS, class FORM>
 __device__ bool ll_await(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
                               uint4 (&row)[RANKS], uint32_t credit = RANKS_MAX) {
@@ -174,7 +175,7 @@ __device__ inline bool ll_out_unit(const Exchange<FORM>& e, const Unit<FORM>& un
     return ll_take_unit<RANKS>(e, e.a.outs, true, unit, [](const Unit<FORM>&, uint4 (&)[RANKS]) {});
 }
 
-// What a root has of the shards of others.
+// The root's part of the shards of others.
 template <Width WIDTH, uint32_t RANKS, class FORM>
 __device__ inline void load_outs(const DirectArgs& a, const Unit<FORM>& unit, uint4 (&row)[RANKS]) {
 #pragma unroll
@@ -300,12 +301,12 @@ __device__ void ll_reduce(const Exchange<FORM>& e) {
     finish(a, !ok);
 }
 
-// Two shots of more than slots have room for, or than is to be sent before anything comes back: a warp sends a unit, combines the one before, and
-// takes out the one before that. A place in slots is written again UNITS_A_LAP units later, and nobody has to say that it is free: who sends unit u
-// has combined u - 2 and taken out u - 3, for which all others had sent as much (u - 2 is not the last, and only in the last are messages of different
-// lengths), before which they had combined u - 4 and taken out u - 5; and who passes u on has got it from the rank that takes it out, which had taken out
-// u - 3 by then. A root that adds its own data sends a credit in the place of each unit. What was loaded is used before the next is stored, so that a late
-// load does not see it. False: aborted.
+// Two shots of more than slots have room for, or than is to be sent before anything comes back: a warp sends a unit, combines the one
+// before, and takes out the one before that. A place in slots is written again UNITS_A_LAP units later, and nobody has to say that it is
+// free: who sends unit u has combined u - 2 and taken out u - 3, for which all others had sent as much (u - 2 is not the last, and only in
+// the last are messages of different lengths), before which they had combined u - 4 and taken out u - 5; and who passes u on has got it
+// from the rank that takes it out, which had taken out u - 3 by then. A root that adds its own data sends a credit in the place of each
+// unit. Loaded data is used before the next is stored, so that a late load does not see it. False: aborted.
 template <class T, uint32_t RANKS, class FORM>
 __device__ bool ll_pass(const Exchange<FORM>& e, const uint64_t* scalars) {
     const DirectArgs& a = e.a;
@@ -351,7 +352,7 @@ __device__ void ll_batch_reduce(const DirectArgs& a) {
 }
 __device__ inline void ll_batch_copy(const DirectArgs& a) { ll_copy<RANKS_MAX>(Exchange<Ll128Batch>(a)); }
 
-// Of three or four ranks (kernels/src/cuda/launch.rs).
+// For three or four ranks (kernels/src/cuda/launch.rs).
 template <class FORM, class T>
 __device__ void ll_pipeline(const DirectArgs& a) {
     ll_pipeline<T, 4>(Exchange<FORM>(a));

@@ -3,10 +3,10 @@
 // bytes, half of them flags (LL), or in lines of 128 bytes, eight of them a flag (LL128).
 //
 // A slot is written again two operations later (symmetric buffers' halves alternate by the parity of the operation's number). That is
-// safe: every operation is a full exchange, by data or by heads. Who writes operation n + 2 has ended n + 1, so it has
-// received from every peer what that peer sent in n + 1, in stream order after all of n had ended there, whose slots are
-// the ones now written. No flag is ever mistaken: a slot holds packets of operations that are at least two older.
-// Pipelines of lines use places in a slot again within an operation (ll_pass in ll.cuh): their flags have a second word for that.
+// safe: every operation is a full exchange, by data or by heads. A writer of operation n + 2 has ended n + 1, so it has received from
+// every peer what that peer sent in n + 1, in stream order after all of n had ended there, whose slots are the ones now written. No
+// flag is ever mistaken: a slot holds packets of operations that are at least two older. Pipelines of lines use places in a slot
+// again within an operation (ll_pass in ll.cuh): their flags have a second word for that.
 #pragma once
 #include "symmetric_buffer.cuh"
 #include "vectors.cuh"
@@ -35,7 +35,7 @@ struct Ll {
     static __device__ uint32_t first() { return threadIdx.x % 32 * 8; }
     static __device__ uint32_t second() { return first() + BETWEEN_PARTS; }
     static __device__ uint32_t on_wire() { return threadIdx.x % 32 * 16; }
-    // What is waited for in the place of a part that does not come.
+    // The value that is waited for in the place of a part that does not come.
     static __device__ uint4 empty(uint32_t flag, uint32_t) { return make_uint4(0, flag, 0, flag); }
     // 0: it is there.
     static __device__ uint32_t missing(uint4 packet, uint32_t flag, uint32_t) { return (packet.y ^ flag) | (packet.w ^ flag); }
@@ -107,7 +107,7 @@ __device__ inline void load_unit(uint64_t from, Unit<Lines<IN_BATCHES>> unit, ui
     load_together_if(unit.at < bytes, from, parts[0]);
 }
 
-// What the warps of an operation do, and its slots, computed once: the smallest operations take as long as their instructions do.
+// Work of an operation's warps, and its slots, computed once: the smallest operations take as long as their instructions do.
 template <class FORM>
 struct Exchange {
     const DirectArgs& a;
@@ -147,7 +147,7 @@ struct Exchange {
         return a.recv;
     }
     __device__ bool is_sharded() const { return a.shard_bytes != 0; }
-    // Where a message ends whose length may be anything.
+    // End of a message whose length may be anything.
     __device__ uint32_t end() const {
         bool is_whole = !is_sharded() || (a.bytes & 3) == 0;
         return is_whole ? uint32_t(a.bytes) : uint32_t(a.bytes) % uint32_t(a.shard_bytes);

@@ -57,7 +57,7 @@ struct P2pArgs {
     Message messages[COUNT];
 };
 
-// What both ends know of a lane. The second line is written by the peer.
+// A lane's state that both ends know. The second line is written by the peer.
 struct alignas(128) LaneWords {
     uint64_t sent_packets, sent_chunks, taken_packets, taken_chunks, spare[4];
     uint64_t chunks, ll_acknowledged, chunks_acknowledged;
@@ -99,7 +99,7 @@ struct P2pLane {
 __device__ inline uint64_t load_word(uint64_t from) { return *reinterpret_cast<const volatile uint64_t*>(from); }
 __device__ inline void store_word(uint64_t to, uint64_t v) { *reinterpret_cast<volatile uint64_t*>(to) = v; }
 
-// What of a message goes through a lane, and how. The mirror of `Share` in p2p.rs.
+// The part of a message that goes through a lane, and how. The mirror of `Share` in p2p.rs.
 struct Share {
     uint64_t begin, bytes;
     uint32_t chunk;  // 0: it goes as packets
@@ -311,7 +311,7 @@ __device__ inline bool p2p_take(P2pLane at, const Message* messages, uint32_t co
     return false;
 }
 
-// What this rank sends to itself.
+// Copies this rank's messages to itself.
 __device__ inline void p2p_own(const Message* sends, const Message* recvs, uint32_t count, uint32_t lane, uint32_t lanes) {
     constexpr uint64_t PIECE_BYTES = 1 << 30;
     for (uint32_t m = 0; m < count; m++) {

@@ -81,7 +81,7 @@ __device__ void reduce_pieces(const ReduceArgs& a) {
     }
 }
 
-// What hosts have contributed, in the slot of a rail.
+// Contributions of hosts, in the slot of a rail.
 struct PartSources {
     const CombineArgs& a;
     uint64_t at;

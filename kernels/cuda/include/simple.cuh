@@ -121,13 +121,14 @@ struct BatchSlice {
     }
 };
 
-// Where chunks are dealt out, those of the first steps are not waited for.
+// If chunks are dealt out, those of the first steps are not waited for.
 constexpr uint32_t UNDEALT_STEPS = 2;
 // A gate is at most that many steps ahead of the post, less one.
 constexpr uint32_t STEPS_APART = 4;
 
-// What tells the chunk of a step, but for the chunk: the operation's number, and whether its place is used an even time in this operation. One
-// word, since a packet that is written over another of its operation may be seen half new, half old. Whoever waits has seen what was there before.
+// Marks that tell the chunk of a step, but for the chunk: the operation's number, and whether its place is used an even time in this
+// operation. One word, since a packet that is written over another of its operation may be seen half new, half old. Whoever waits has seen
+// what was there before.
 __device__ inline uint64_t deal_word(const DirectArgs& a, uint32_t step) {
     return uint64_t(number_of(a)) << 32 | uint64_t(step / DEALS % 2) << 31;
 }
@@ -213,7 +214,8 @@ __device__ inline void acknowledge(const DirectArgs& a, uint32_t peer, uint32_t 
     if (steps == NO_CHUNK || step + a.slots < steps) store_relaxed(ack_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
 }
 
-// Where a chunk goes: slots in the symmetric buffers of some peers, and this rank's receive buffer (unless `result` is 0).
+// Destinations of a chunk: slots in the symmetric buffers of some peers, and this rank's receive buffer (unless `result`
+// is 0).
 struct Destinations {
     const DirectArgs& a;
     uint32_t mask;
@@ -235,7 +237,7 @@ struct Destinations {
     }
 };
 
-// What a chunk is made of: peers' slots of phase 0, and this rank's own part.
+// Sources of a chunk: peers' slots of phase 0, and this rank's own part.
 struct SlotSources {
     uint32_t rank;
     uint64_t first, stride, own;
@@ -249,7 +251,7 @@ struct SlotSources {
     __device__ bool aligned(uint32_t) const { return (own & 15) == 0; }
 };
 
-// What the warps of a block tell each other.
+// Words by which the warps of a block tell each other.
 struct BlockWords {
     volatile uint32_t pushed;  // steps
     volatile uint32_t chosen[3][STEPS_APART];

@@ -41,7 +41,7 @@ __device__ inline uint64_t deal_at(const DirectArgs& a, uint32_t in, uint32_t bl
     uint64_t ring = (number_of(a) & 1) * a.buffer_blocks + block;
     return a.symmetric[in] + a.deals_offset + (ring * DEALS + step % DEALS) * 8;
 }
-// Of the slot for a step, in the symmetric buffer of a rank for which the sender is its `index`th peer.
+// Address of the slot for a step, in the symmetric buffer of a rank for which the sender is its `index`th peer.
 __device__ inline uint64_t slot_offset(const DirectArgs& a, uint32_t index, uint32_t phase, uint32_t block, uint32_t step) {
     uint64_t ring = ((number_of(a) & 1) * PHASES + phase) * a.buffer_blocks + block;
     uint64_t slot = (ring * (a.nranks - 1) + index) * a.slots + step % a.slots;
@@ -58,16 +58,16 @@ __device__ inline uint64_t part_bytes(const DirectArgs& a, uint32_t owner) {
     uint64_t offset = shard_offset(a, owner);
     return offset >= a.bytes ? 0 : min(a.shard_bytes, a.bytes - offset);
 }
-// Where the part of the send buffer for a rank begins.
+// Address of the part of the send buffer for a rank.
 __device__ inline uint64_t send_part(const DirectArgs& a, uint32_t rank) {
     return a.send + (a.shard_bytes != 0 ? shard_offset(a, rank) : rank * a.send_stride);
 }
-// Where the part of the receive buffer that a rank sends, or owns, begins.
+// Address of the part of the receive buffer that a rank sends, or owns.
 __device__ inline uint64_t recv_part(const DirectArgs& a, uint32_t rank) {
     return a.recv + (a.shard_bytes != 0 ? shard_offset(a, rank) : rank * a.recv_stride);
 }
 
-// Of a batch: the place of a message, in what lies `send_batch_stride` and `recv_batch_stride`.
+// In a batch: the place of a message, in units of `send_batch_stride` and `recv_batch_stride`.
 __device__ inline uint32_t batch_place(const DirectArgs& a, uint32_t message) { return message + (message >= a.batch_skip); }
 
 // This rank's scalar.
@@ -102,10 +102,11 @@ __device__ inline void stamp_begin(const DirectArgs& a) {
     if (a.call != 0 && blockIdx.x == 0 && threadIdx.x == 0) store_aligned(stamp_at(a), vector(a.call, global_ns()));
 }
 
-// Ends an operation: called by all threads of all blocks. Operations are the upper half of the symmetric buffer's first word: every
-// block adds its share, without waiting for an answer, and all shares make one operation. Nobody polls the word on another
-// GPU, and nothing goes to the host: that would take longer than a small operation does. One that was aborted counts as well, and has no stamp:
-// the next on another stream waits for it. Where nobody goes on by the count to what was stored, it does not wait for stores: the kernel's end is soon enough.
+// Ends an operation: called by all threads of all blocks. Operations are the upper half of the symmetric buffer's first word: every block
+// adds its share, without waiting for an answer, and all shares make one operation. Nobody polls the word on another GPU, and nothing goes
+// to the host: that would take longer than a small operation does. One that was aborted counts as well, and has no stamp: the next on
+// another stream waits for it. If nobody goes on by the count to the stored data, it does not wait for stores: the kernel's end is soon
+// enough.
 __device__ inline void finish(const DirectArgs& a, bool aborted) {
     aborted = __syncthreads_or(aborted);
     if (threadIdx.x != 0) return;

@@ -47,7 +47,7 @@ pub struct DirectArgs {
     pub(crate) deals_offset: u64,
     pub(crate) ll128_offset: u64,
     pub(crate) ll128_slot_bytes: u64,
-    /// What is told of it in its [stamp](super::Stamp); 0: it gets none.
+    /// Its call in its [stamp](super::Stamp); 0: it gets none.
     pub call: u64,
     /// The operation's number on the symmetric buffers: from 1, without gaps, the same on all ranks. 0: one more than have ended on this
     /// rank's symmetric buffer ([`SymmetricBufferLayout::ended`](super::SymmetricBufferLayout::ended)), for launches that are replayed.
@@ -102,15 +102,15 @@ pub struct ReduceArgs {
     pub scalars: [u64; RANKS_MAX],
     /// Words that tell of the sources' arrival, in this GPU's or in pinned host memory; 0: that source is there.
     pub flags: [u64; RANKS_MAX],
-    /// What a flag is at least when piece 0 is there.
+    /// Least value of a flag when piece 0 is there.
     pub flag_value: u64,
     /// Added to `flag_value` for each further piece.
     pub flag_step: u64,
     /// Bytes from a piece's flag to the next piece's.
     pub flag_stride: u64,
-    /// Where to tell that piece 0 is done; 0: nowhere.
+    /// Address of the word for the end of piece 0; 0: nowhere.
     pub done_word: u64,
-    /// What is told of piece 0.
+    /// Value of the word for piece 0.
     pub done_value: u64,
     /// Added to `done_value` for each further piece.
     pub done_step: u64,

@@ -31,16 +31,16 @@ pub struct Launch<A> {
 /// Addresses of a rank's part in a large operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LargeBuffers {
-    /// What it sends.
+    /// Address of its send buffer.
     pub send: u64,
-    /// Where it receives.
+    /// Address of its receive buffer.
     pub recv: u64,
     /// Its block of slots.
     pub slots: u64,
 }
 
 const LL_WARPS_MAX: u64 = 16;
-/// What a warp moves at a time by LL.
+/// Bytes that a warp moves at a time by LL.
 const LL_UNIT_BYTES: u64 = 512;
 /// Warps of a block while there are blocks left to spread over. A warp of two ranks has one peer.
 fn ll_warps_wanted(nranks: u32) -> u64 {
@@ -65,7 +65,7 @@ const CHUNKS_UNDEALT: u64 = 2;
 /// Their numbers have 31 bits, also those behind the last, which blocks are dealt at the end.
 const CHUNKS_DEALT_MAX: u64 = 1 << 30;
 
-/// Of a block's part of a message: offsets have 32 bits.
+/// Bytes of a block's part of a message: offsets have 32 bits.
 const SLICE_BYTES_MAX: u32 = 1 << 31;
 
 macro_rules! per_dtype {
@@ -138,13 +138,14 @@ impl Launch<DirectArgs> {
         Launch { function: "mccs_simple_copy", grid: 1, block: 1, args: DirectArgs::zeroed() }
     }
 
-    /// What it stores is there once the symmetric buffer has counted it: for a communicator whose operations go to several streams, of which one may go on by the count to what
-    /// another has received. Without this it is there when the kernel has ended, which comes a moment later, and counting takes less.
+    /// Stored data is there once the symmetric buffer has counted it: for a communicator whose operations go to several streams, of which
+    /// one may go on by the count to what another has received. Without this it is there when the kernel has ended, which comes a moment
+    /// later, and counting takes less.
     pub fn release(&mut self) {
         self.args.flags |= RELEASED;
     }
 
-    /// What `call.rank` launches. `blocks` is the most it may take. `None` where the algorithm has no such collective, or
+    /// The launch of `call.rank`. `blocks` is the most it may take. `None` where the algorithm has no such collective, or
     /// the operation does not fit the layout; all ranks get the same answer.
     #[must_use]
     pub fn collective(
@@ -296,7 +297,7 @@ fn simple(
     let Slots { number, bytes } = slots(call, batch, algorithm, layout);
     (args.slots, args.slot_bytes) = (number, bytes);
     let slot = u64::from(args.slot_bytes);
-    // Of a batch, chunks are dealt out however few they are: as many for each message, and some for each block.
+    // Chunks of a batch are dealt out however few they are: as many for each message, and some for each block.
     let chunk = if batch > 1 { even_chunk(part, all.div_ceil(grid).min(slot)) } else { slot };
     let share = part.div_ceil(chunk);
     let chunks = share.checked_mul(batch)?;
@@ -350,12 +351,12 @@ fn even_chunk(bytes: u64, most: u64) -> u64 {
 /// Slots that a block has for a peer.
 struct Slots {
     number: u32,
-    /// Of each.
+    /// Bytes of each.
     bytes: u32,
 }
 
-/// What slots a call uses: what the symmetric buffer has of them, cut smaller where a chunk is waited for on its way through several
-/// hands, or several ranks' at a time. By sizes of 4 to 512 MiB on four H200s (`eval/results/README.md`); how more than four differ is not known.
+/// Slots of a call: those of the symmetric buffer, cut smaller if a chunk is waited for on its way through several hands, or several ranks'
+/// at a time. By sizes of 4 to 512 MiB on four H200s (`eval/results/README.md`); how more than four differ is not known.
 fn slots(call: &CollectiveCall, batch: u64, algorithm: Algorithm, layout: &SymmetricBufferLayout) -> Slots {
     let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64 * batch;
     let wanted = match (call.kind, algorithm.is_two_shot()) {
@@ -421,8 +422,8 @@ impl Launch<ReduceArgs> {
         Launch { function: per_dtype!(dtype, "reduce"), grid: blocks, block: REDUCE_THREADS, args }
     }
 
-    /// What combines a piece of `rank`'s shard in a large operation ([`mccs_ipc::large`]): its own part, and what came into its slots.
-    /// The caller adds whom to tell.
+    /// The kernel that combines a piece of `rank`'s shard in a large operation ([`mccs_ipc::large`]): its own part, and those in its
+    /// slots. The caller adds whom to tell.
     #[must_use]
     pub fn combine(dtype: DataType, op: RedOp, shards: &Shards, rank: u32, piece: u64, at: &LargeBuffers) -> Self {
         let nranks = shards.nranks();

@@ -50,7 +50,7 @@ pub(super) fn one_shot(call: &CollectiveCall, strides: Strides, args: &mut Direc
         _ => 0,
     };
     args.flags |= keeps;
-    // Where every rank sends every other a message, that is the full exchange that symmetric buffers need.
+    // A message from every rank to every other is the full exchange that symmetric buffers need.
     if call.kind.has_root() || args.bytes == 0 || args.send_mask == 0 {
         args.flags |= HEADS;
     }
@@ -136,7 +136,7 @@ pub(super) fn by_rank(args: &mut DirectArgs) -> Option<()> {
     args.own = part(rank, args.send_stride);
     args.result = part(rank, args.recv_stride);
     args.sends = of(args.send_mask, &|peer| part(peer, args.send_stride));
-    // Of a shard, the part for this rank.
+    // A shard has a part for this rank.
     args.recvs = of(args.recv_mask, &|peer| if shard_bytes == 0 { part(peer, args.recv_stride) } else { args.result });
     args.outs = of(args.out_mask, &|peer| part(peer, args.recv_stride));
     Some(())

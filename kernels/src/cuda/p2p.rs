@@ -91,13 +91,13 @@ pub struct P2pHead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct P2pArgs<const COUNT: usize> {
-    /// What is not the list.
+    /// Everything but the list.
     pub head: P2pHead,
     messages: [Message; COUNT],
 }
 
 const _: () = assert!(size_of::<P2pHead>() == 248 && std::mem::offset_of!(P2pHead, first) == 144);
-// What a kernel's parameters may have since CUDA 12.1.
+// Most bytes of a kernel's parameters since CUDA 12.1.
 const _: () = assert!(size_of::<P2pArgs<MESSAGES_MAX>>() <= 32_764);
 
 /// Length and element type of a message, as a header has them: `None` for what is no header.
@@ -154,7 +154,7 @@ pub enum P2pError {
     },
 }
 
-/// Where a communicator's lanes lie in its symmetric buffers.
+/// Layout of a communicator's lanes in its symmetric buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct P2pLayout {
     pub(crate) lanes: u32,
@@ -167,7 +167,8 @@ pub(crate) struct P2pLayout {
 }
 
 impl P2pLayout {
-    /// Where the words of a rank's first lane with another begin: with the steps of packets that it has sent there, of which every message has one.
+    /// Offset of the words of a rank's first lane with another: with the steps of packets that it has sent there, of which every message
+    /// has one.
     pub(crate) fn first_lane_of(&self, peer: u32) -> u64 {
         self.lanes_offset + u64::from(peer) * u64::from(LANES_MAX) * LANE_BYTES
     }
@@ -186,7 +187,8 @@ impl P2pLayout {
     }
 }
 
-/// What of a message goes through a lane, and how: the mirror of `Share` in p2p.cuh, for what the host must know of it.
+/// The part of a message that goes through a lane, and how: the mirror of `Share` in p2p.cuh, for as much as the host
+/// must know of it.
 fn lanes_of(bytes: u64, lanes: u32) -> u32 {
     if bytes > u64::from(lanes) * u64::from(PART_BYTES) {
         return lanes;
@@ -205,7 +207,7 @@ pub enum P2pLaunch {
 }
 
 impl P2pLaunch {
-    /// What `rank` launches for a group. Messages of one direction and peer keep their order.
+    /// The launch of `rank` for a group. Messages of one direction and peer keep their order.
     ///
     /// # Errors
     /// [`P2pError`].
@@ -238,7 +240,7 @@ impl P2pLaunch {
         Launch { function: FUNCTIONS[0], grid, block, args: P2pArgs { head, messages: messages(&[]) } }
     }
 
-    /// What is to be filled in before the launch.
+    /// Fields to be filled in before the launch.
     pub fn head_mut(&mut self) -> &mut P2pHead {
         match self {
             P2pLaunch::Few(launch) => &mut launch.args.head,
@@ -292,7 +294,7 @@ fn messages<const COUNT: usize>(p2p: &[P2pMessage]) -> [Message; COUNT] {
     messages
 }
 
-/// What a launch is of, but for its messages.
+/// A launch without its messages.
 struct Shaped {
     head: P2pHead,
     grid: u32,

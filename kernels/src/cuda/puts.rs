@@ -53,19 +53,19 @@ pub const CHANNEL_WORDS: usize = 9;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct PutsArgs {
-    /// What signals go by: of the first block, and of a second one.
+    /// Channels for signals: of the first block, and of a second one.
     pub out: [[u64; CHANNEL_WORDS]; 2],
-    /// What they wait at.
+    /// Channels at which they wait.
     pub receive: [[u64; CHANNEL_WORDS]; 2],
     /// First byte of the memory that is put from.
     pub source: u64,
     /// First byte of the memory that peers put into.
     pub destination: u64,
-    /// Of a put.
+    /// Bytes of a put.
     pub bytes: u64,
     /// How often, of each thread.
     pub rounds: u64,
-    /// What words of a put are made of here.
+    /// Seed of a put's words here.
     pub own_seed: u64,
     /// The same at the peer.
     pub peer_seed: u64,
@@ -84,17 +84,17 @@ pub const MEMORY_PARTS: u64 = 7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MemoryChannelsArgs {
-    /// Where channels lie, two for each block: what it signals and puts by, and what it waits by.
+    /// Address of channels, two for each block: what it signals and puts by, and what it waits by.
     pub channels: u64,
     /// First byte of the rank's memory, of [`MEMORY_PARTS`] parts.
     pub memory: u64,
-    /// Of a put: a multiple of 8, at most as many as a part has.
+    /// Bytes of a put: a multiple of 8, at most as many as a part has.
     pub bytes: u64,
-    /// Of a part.
+    /// Bytes of a part.
     pub part_bytes: u64,
     /// How often.
     pub rounds: u64,
-    /// What words of a put are made of here; of ping-pong the first flag, the same at both ends.
+    /// Seed of a put's words here; of ping-pong the first flag, the same at both ends.
     pub own_seed: u64,
     /// The same at the peer.
     pub peer_seed: u64,

@@ -25,19 +25,19 @@ const THREADS_MAX: u64 = 1024;
 pub struct StageArgs {
     /// First byte of the caller's data.
     pub send: u64,
-    /// Where they go in host memory.
+    /// Address in host memory.
     pub slot_in: u64,
-    /// Where the result is in host memory.
+    /// Address of the result in host memory.
     pub slot_out: u64,
     /// First byte of the caller's place for it.
     pub recv: u64,
     /// A word in host memory that is written when data is there.
     pub ready_word: u64,
-    /// What is written; 0: nothing.
+    /// The written value; 0: nothing.
     pub ready_value: u64,
     /// A word in host memory that says when the result is there.
     pub done_word: u64,
-    /// What it is at least then; 0: nothing is waited for.
+    /// Its least value then; 0: nothing is waited for.
     pub done_value: u64,
     /// A word in host memory: values above that are not 0 count from 1, and stand for the number that is there and those that follow; where
     /// 0 is there, for nothing. 0: there is no such word, they stand for themselves.

@@ -21,11 +21,11 @@ pub(super) const COMBINE_BLOCKS: u32 = 128;
 
 /// Most bytes of payload by lines; longer payloads go by chunks.
 struct Ll128Limits {
-    /// Of collectives that are not named below.
+    /// Collectives that are not named below.
     all: u64,
     broadcast: u64,
     reduce: u64,
-    /// Of one rank's message to each peer.
+    /// One rank's message to each peer.
     message: u64,
 }
 
@@ -82,7 +82,7 @@ impl DeviceInitiatedStrategy {
         DeviceInitiatedStrategy { large_from, combine_blocks: COMBINE_BLOCKS, ..DeviceInitiatedStrategy::zeroed() }
     }
 
-    /// What measured best without lines: measured on 2 and 4 H200; other counts are between and beyond.
+    /// The measured best without lines: measured on 2 and 4 H200; other counts are between and beyond.
     #[must_use]
     pub fn initial(nranks: u32) -> DeviceInitiatedStrategy {
         use Algorithm::{LlOneShot, LlTwoShot, SimpleChain, SimpleOneShot, SimpleTwoShot};

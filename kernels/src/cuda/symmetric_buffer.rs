@@ -17,11 +17,11 @@ use mccs_ipc::types::{CollectiveKind, WorkDone};
 use super::RANKS_MAX;
 use super::p2p::{LANES_MAX, P2pLayout};
 
-/// Where stamps lie, and how many: those of the last operations.
+/// Offset of stamps, and their number: those of the last operations.
 const STAMPS_OFFSET: usize = 1024;
 const STAMPS: usize = 512;
 const STAMP_BYTES: usize = 32;
-/// Where flags begin.
+/// Offset of flags.
 const FLAGS_OFFSET: u64 = SymmetricBufferLayout::COUNTED_BYTES as u64;
 /// Phases of a Simple operation, each with flags and acknowledgements.
 const PHASES: u64 = 2;
@@ -29,7 +29,7 @@ const PARITIES: u64 = 2;
 /// Steps whose chunks a block can have been told of and not come to.
 const DEALS: u64 = 32;
 const DEAL_BYTES: u64 = 8;
-/// What a warp moves at a time as lines: four of 120 bytes of data and a flag.
+/// Bytes that a warp moves at a time as lines: four of 120 bytes of data and a flag.
 pub(super) const LL128_UNIT_BYTES: u64 = 480;
 pub(super) const LL128_UNIT_WIRE_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
@@ -63,7 +63,7 @@ impl SymmetricBufferLayout {
     /// then.
     #[must_use]
     pub fn initial(nranks: u32) -> SymmetricBufferLayout {
-        // What is on its way at a time is shared out among peers.
+        // Peers share the bytes that are on their way at a time.
         let (slots, slot_bytes, ll_bytes, ll128_bytes) = match nranks {
             ..=2 => (4, 32 << 10, 1 << 20, 8 << 20),
             3..=4 => (3, 24 << 10, 1 << 20, 4 << 20),
@@ -96,7 +96,7 @@ impl SymmetricBufferLayout {
         SymmetricBufferLayout { slot_bytes: (bytes - bytes % 512).clamp(512, 1 << 20), ..self }
     }
 
-    /// Where a part lies: whole large pages, without gaps between parts.
+    /// Range of a part: whole large pages, without gaps between parts.
     #[must_use]
     pub fn part(&self, part: SymmetricBufferPart) -> Range<u64> {
         let (ll128, simple, p2p) = (self.ll128_offset(), self.simple_offset(), self.p2p().lanes_offset);
@@ -123,16 +123,16 @@ impl SymmetricBufferLayout {
             && (1..=LANES_MAX).contains(&self.lanes)
     }
 
-    /// Where a symmetric buffer's kernels count: from its begin.
+    /// Offset of the count of a symmetric buffer's kernels, from its begin.
     pub const COUNTER_OFFSET: u64 = 0;
 
-    /// Where kernels of sends and receives count their groups, in the same way.
+    /// Offset of the count of groups of sends and receives, in the same way.
     pub const P2P_COUNTER_OFFSET: u64 = 8;
 
-    /// Where they count the payload of operations that have stamps.
+    /// Offset of the payload of operations that have stamps.
     const PAYLOAD_OFFSET: usize = 24;
 
-    /// Where kernels of sends and receives count the messages that their rank has sent, and the bytes of these.
+    /// Offset of the count of messages that a rank has sent, and of their bytes.
     const SENT_OFFSET: usize = 32;
 
     /// Bytes at a symmetric buffer's begin with all that kernels tell of what they have done.
@@ -144,13 +144,13 @@ impl SymmetricBufferLayout {
         word >> 32
     }
 
-    /// What the word that counts is, at least, when an operation has ended.
+    /// Least value of the word that counts, when an operation has ended.
     #[must_use]
     pub fn word_of(number: u64) -> u64 {
         number << 32
     }
 
-    /// Where kernels count the messages that their rank has sent to another.
+    /// Offset of the count of messages that a rank has sent to another.
     #[must_use]
     pub fn messages_sent_offset(&self, peer: u32) -> u64 {
         self.p2p().first_lane_of(peer)
@@ -198,7 +198,7 @@ impl SymmetricBufferLayout {
         self.p2p().end.next_multiple_of(PART_BYTES)
     }
 
-    /// Where sends and receives have their lanes.
+    /// Layout of the lanes of sends and receives.
     pub(crate) fn p2p(&self) -> P2pLayout {
         let rings = PARITIES * PHASES * u64::from(self.blocks) * self.peers();
         let begin = self.simple_offset() + rings * u64::from(self.slots) * u64::from(self.slot_bytes);
@@ -211,7 +211,7 @@ impl SymmetricBufferLayout {
 pub struct Stamp {
     /// Its number on the symmetric buffer.
     pub number: u32,
-    /// What it was.
+    /// Its kind.
     pub kind: CollectiveKind,
     /// Payload, as [`CollectiveKind::payload_count`] counts it.
     pub payload_bytes: u64,
@@ -224,7 +224,7 @@ pub struct Stamp {
 const KIND_SHIFT: u32 = 56;
 
 impl Stamp {
-    /// What a kernel is told of its call ([`DirectArgs::call`](super::DirectArgs::call)).
+    /// The description of a call for a kernel ([`DirectArgs::call`](super::DirectArgs::call)).
     #[must_use]
     pub fn call(kind: CollectiveKind, payload_bytes: u64) -> u64 {
         // Never 0, which stands for none.
@@ -241,7 +241,7 @@ impl Stamp {
     }
 }
 
-/// What kernels have told at a symmetric buffer's begin.
+/// Counts of kernels at a symmetric buffer's begin.
 #[derive(Debug)]
 pub struct SymmetricBufferCounts(Box<[u64; SymmetricBufferLayout::COUNTED_BYTES / 8]>);
 
@@ -257,7 +257,7 @@ fn stamp_at(number: u32) -> usize {
 }
 
 impl SymmetricBufferCounts {
-    /// Where to copy [`SymmetricBufferLayout::COUNTED_BYTES`] of a symmetric buffer to.
+    /// Memory for a copy of [`SymmetricBufferLayout::COUNTED_BYTES`] of a symmetric buffer.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.0[..])
     }

@@ -30,7 +30,7 @@ fn has(mask: u32, rank: usize) -> bool {
     mask >> rank & 1 == 1
 }
 
-/// Where a part begins in a buffer that is strided or sharded, and its length: symmetric_buffer.cuh's rules.
+/// Begin and length of a part in a buffer that is strided or sharded: symmetric_buffer.cuh's rules.
 fn part(args: &DirectArgs, stride: u64, owner: usize) -> (usize, usize) {
     let owner = owner as u64;
     if args.shard_bytes == 0 {
@@ -263,16 +263,16 @@ fn batches_go_by_the_next_rule_that_has_them() {
     let lines = DeviceInitiatedStrategy::with_ll128(8);
     assert_eq!(of(lines, 100), Some((Algorithm::Ll128OneShot, 128)));
     assert_eq!(of(lines, 6 << 20), Some((Algorithm::SimpleOneShot, 64)));
-    // Who does not store lines whole gets none.
+    // A GPU that does not store lines whole gets none.
     let packets = DeviceInitiatedStrategy::initial(8);
     assert_eq!(of(packets, 100), Some((Algorithm::SimpleOneShot, 64)));
-    // What the operator has pinned is not for batches: whoever launches takes chunks instead.
+    // The operator's pinned strategy is not for batches: whoever launches takes chunks instead.
     let mut pinned = DeviceInitiatedStrategy::initial(8);
     pinned.rules[CollectiveKind::AllGather as usize] = [Rule::new(u64::MAX, Algorithm::LlOneShot, 7); 6];
     assert_eq!(of(pinned, 100), Some((Algorithm::LlOneShot, 7)));
 }
 
-/// What is written down of a small operation's messages, and what strides and shards say.
+/// Parts of a small operation's messages as they are written down, and as strides and shards say.
 fn check_parts(args: &DirectArgs, rank: usize, what: &str) {
     let told = |part: Part| (part.at as usize, part.bytes as usize);
     assert_eq!(
@@ -416,7 +416,7 @@ fn symmetric_buffers_hold_all_that_lies_in_them() {
     // Heads and four sets of words, then two halves of two peers' packets, then slots, each part in whole large pages.
     assert!(layout.ll_offset() >= 1024 + 4 * 5 * 8 * 8);
     assert_eq!(layout.ll128_offset(), (layout.ll_offset() + 2 * 2 * 768).next_multiple_of(2 << 20));
-    // Of a shot, 512 bytes are two units.
+    // In a shot, 512 bytes are two units.
     assert_eq!(layout.simple_offset(), (layout.ll128_offset() + 2 * 2 * 2 * 1024).next_multiple_of(2 << 20));
     assert_eq!(layout.p2p().lanes_offset, (layout.simple_offset() + 2 * 2 * 5 * 2 * 2 * 256).next_multiple_of(2 << 20));
     assert!(!SymmetricBufferLayout { nranks: 9, ..layout }.is_valid());

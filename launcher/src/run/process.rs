@@ -61,7 +61,7 @@ impl Serialize for Outcome {
 
 /// A process of which the launcher has told an agent.
 pub struct Process<'a> {
-    /// What it is.
+    /// Its kind.
     pub spec: &'a ProcessSpec,
     /// Its number on its host, once it runs.
     pub pid: Option<i32>,

@@ -54,7 +54,7 @@ fn spread_job<'a>(file: &'a JobFile, sites: &[Site]) -> Option<&'a str> {
     file.jobs.iter().find(is_spread).map(|job| job.name.as_str())
 }
 
-/// Where each host's service listens: no two at the same place.
+/// Address of each host's service: no two at the same place.
 fn addresses(sites: &[Site]) -> Result<Vec<SocketAddr>> {
     let mut taken: Vec<SocketAddr> = Vec::new();
     // Held until all have their ports, so that none is given out twice.

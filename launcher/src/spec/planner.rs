@@ -17,7 +17,7 @@ use crate::{host, reach};
 const SERVICE_PROGRAM: &str = "mccs-service";
 /// The generated configuration's name in the private folder of its host.
 const SERVICE_FILE: &str = "service.toml";
-/// Where private folders are made on hosts whose user's runtime folder is not known from here.
+/// Parent of private folders on hosts whose user's runtime folder is not known from here.
 const FAR_PARENT: &str = "/tmp";
 
 /// The configuration of the service on `host`, the `index`-th, that `file`'s jobs use: of a new one with its sockets in
@@ -57,7 +57,7 @@ pub(super) struct Site {
     pub(super) keys: Vec<PrivateFile>,
 }
 
-/// What all processes of a plan have in common while it is made.
+/// Common state of all processes of a plan while it is made.
 struct Planner<'a> {
     file: &'a JobFile,
     sites: Vec<Site>,
@@ -246,7 +246,7 @@ impl Planner<'_> {
 }
 
 impl Site {
-    /// What other services call this host's.
+    /// Other services' name for this host's.
     fn service_name(&self) -> String {
         self.config.service.name.clone().unwrap_or_else(|| self.host.name.clone())
     }

@@ -163,7 +163,7 @@ fn services_of_a_run_get_keys_and_addresses_of_their_own() {
         assert_eq!(addresses.len(), 4);
         assert!(addresses.contains(&"10.0.0.2:7400".parse().unwrap()));
         lists.insert(addresses);
-        // What its host gets is what its file says, and fits the others.
+        // Its host gets its file's text, which fits the others.
         let directory = tempfile::tempdir().unwrap();
         for (file, content) in service.files() {
             let path = directory.path().join(file);

@@ -1,7 +1,7 @@
 //! Hosts as they really are: namespaces of a fabric and by name, and a daemon of ssh on a port of the loopback.
 //!
-//! Needs root, `mccs-fabric` beside the launcher, and openssh-server; `.ci/run` runs it in a lane of its own. Where
-//! something is missing it fails.
+//! Needs root, `mccs-fabric` beside the launcher, and openssh-server; `.ci/run` runs it in a lane of its own. A
+//! missing part makes it fail.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -131,7 +131,7 @@ struct Sshd {
     has_folder: bool,
 }
 
-/// Where a daemon of root locks up its unprivileged part.
+/// Folder in which a daemon of root locks up its unprivileged part.
 const SSHD_FOLDER: &str = "/run/sshd";
 
 impl Sshd {

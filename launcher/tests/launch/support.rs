@@ -111,7 +111,7 @@ impl Fixture {
     }
 }
 
-/// What an ended launcher left.
+/// Output of an ended launcher.
 #[derive(Debug)]
 pub struct Done {
     pub code: i32,

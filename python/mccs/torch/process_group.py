@@ -40,7 +40,7 @@ _OPERATORS = {
     ReduceOp.PREMUL_SUM: "sum",
 }
 
-#: Of booleans, which travel as bytes of 0 and 1.
+# : Operators of booleans, which travel as bytes of 0 and 1.
 _BOOLEAN = {"sum": "max", "prod": "min", "min": "min", "max": "max"}
 
 #: Operators that no collective has: ranks gather, and combine by themselves.
@@ -98,7 +98,7 @@ class ProcessGroup(dist.ProcessGroup):
             timeout=timeout.total_seconds(),
         )
 
-    # What it is.
+    # Its kind.
 
     def rank(self) -> int:
         return self._rank
@@ -491,7 +491,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _move_tagged(
         self, call: str, send: list[torch.Tensor], recv: list[torch.Tensor], tagged: torch.Tensor, peer: int
     ) -> Operation:
-        """Of another type than messages without a tag: the service tells ranks where the one meets the other."""
+        """A type that messages without a tag do not have: the service tells ranks where the one meets the other."""
         addresses = [[tensor.data_ptr() for tensor in of] for of in (send, recv)]
         return self._comm.start(call, "int8", tagged.numel(), *addresses, root=peer, owner=tagged)
 

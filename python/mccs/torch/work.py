@@ -31,7 +31,7 @@ class Work(dist.Work):
         self._result = result
         self._timeout = timeout
         self._abort = abort
-        # What makes the result of what has come: called once, by whoever finds the operations ended.
+        # Function that makes the result of received data: called once, by whoever finds the operations ended.
         self._after = after
         self._failure: BaseException | None = None
         self._lock = threading.Lock()

@@ -435,7 +435,7 @@ extern "C" fn MPIABI_Sendrecv(
         let (sent, to) = sent.map_err(|message| comm.error("send", &message))?;
         let received = moved(Kind::Recv, recv_count, recv_type).and_then(|what| Ok((what, ranked(from)?)));
         let (received, from) = received.map_err(|message| comm.error("recv", &message))?;
-        // What is sent is copied at once; what is received is written by the wait alone, so that an error leaves no buffer in use.
+        // Sent data is copied at once; received data is written by the wait alone, so that an error leaves no buffer in use.
         let sent = comm.begin(sent, to, vec![send], vec![])?;
         comm.begin(received, from, vec![], vec![recv])?.finish()?;
         sent.finish()

@@ -1,4 +1,5 @@
-//! What of MPI is not served. MPItrampoline looks for all names of MPI 3.1 when a program starts, and ends the program if one is missing.
+//! Functions of MPI that are not served. MPItrampoline looks for all names of MPI 3.1 when a program starts, and ends the program if one
+//! is missing.
 
 use std::ffi::c_int;
 

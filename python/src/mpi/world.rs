@@ -23,7 +23,7 @@ pub(super) struct Comm {
     pub(super) nranks: u32,
 }
 
-/// What a call moves, and how.
+/// Operands of a call.
 pub(super) struct What {
     pub(super) kind: Kind,
     pub(super) data_type: DataType,
@@ -156,7 +156,7 @@ pub(super) fn take(handle: usize) -> Result<Request, String> {
     with_tables(|tables| tables.requests.remove(&handle).ok_or_else(|| "no such request".into()))
 }
 
-/// What a rank says when the world is split: in text, of a fixed length.
+/// A rank's record when the world is split: text, of a fixed length.
 const RECORD_BYTES: usize = 320;
 
 /// A rank's part of a split.

@@ -51,7 +51,7 @@ impl<'a> ByParts<'a> {
         }
     }
 
-    /// Where a rail's parts of this host's blocks go when all are combined. A rank that has no others here owns them.
+    /// Place of a rail's parts of this host's blocks when all are combined. A rank that has no others here owns them.
     pub(super) fn combined(&self, rail: u32) -> Place {
         match self.hosts.team() {
             1 => self.parts_in(Place::Recv, self.slice.first(), rail).first(),
@@ -145,7 +145,7 @@ impl<'a> ByParts<'a> {
         }
     }
 
-    /// What is for one rank of another host lies together, in order of the ranks here.
+    /// Data for one rank of another host lies together, in order of the ranks here.
     fn exchange_parts(&self, list: &mut StageList) {
         let (part, swap, team) = (self.slice.part(), self.slice.swap(), self.hosts.team());
         for host in self.hosts.others() {

@@ -1,4 +1,4 @@
-//! Who is where, as a rank of a call sees it. Pure.
+//! Places of ranks, as a rank of a call sees them. Pure.
 
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::types::CollectiveKind;
@@ -24,7 +24,7 @@ pub(super) struct Collective {
     pub(super) count: u64,
 }
 
-/// Where a move's buffers begin in a rail's slot.
+/// Places of a move's buffers in a rail's slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Buffers {
     pub(super) send: u64,
@@ -98,7 +98,7 @@ impl<'a> Hosts<'a> {
         self.root() == self.seat
     }
 
-    /// Who acts here for the root's first rail.
+    /// The rank that acts here for the root's first rail.
     pub(super) fn roots_rail(&self) -> RailOfRank {
         let root = self.root();
         let number = root.local * self.layout.rails_each(root.host);

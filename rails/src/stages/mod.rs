@@ -8,8 +8,8 @@
 //! | `by_parts.rs` | `ByParts` | with a block for each rank, of which each rail has a part: hosts differ |
 //! | `undivided.rs` | `Undivided` | with a block for each rank, so short that rails move whole blocks |
 //!
-//! Each appends a segment's stages to a `StageList`. What they build on is `Hosts`, who is where, and `SliceShape`, how much of a block
-//! a slice has and where. `Round` begins and ends as the others do, and calls them for that.
+//! Each appends a segment's stages to a `StageList`. They build on `Hosts`, the places of ranks, and on `SliceShape`, the part of a
+//! block that a slice has. `Round` begins and ends as the others do, and calls them for that.
 
 mod by_counterparts;
 mod by_parts;

@@ -38,7 +38,7 @@ impl<'a> OneBlock<'a> {
         }
     }
 
-    /// What hosts exchange of a rail's part: each combines as much.
+    /// The hosts' exchange of a rail's part: each combines as much.
     pub(super) fn swap(&self) -> Swap {
         self.slice.swap_of(self.part_of_host())
     }
@@ -48,7 +48,7 @@ impl<'a> OneBlock<'a> {
         self.slice.part() / self.hosts.number()
     }
 
-    /// What brings the blocks of an all-reduce to all ranks, and of a reduce to the root.
+    /// The collective that brings the blocks of an all-reduce to all ranks, and of a reduce to the root.
     pub(super) fn collecting(&self) -> CollectiveKind {
         match self.slice.kind() {
             CollectiveKind::AllReduce => CollectiveKind::AllGather,
@@ -69,7 +69,7 @@ impl<'a> OneBlock<'a> {
         }
     }
 
-    /// What hosts have combined has come: ranks of this host get it from each other.
+    /// The hosts' result has come: ranks of this host get it from each other.
     pub(super) fn take_gathered(&self, list: &mut StageList) {
         for rail in 0..self.hosts.rails() {
             let (from, to) = (slot(rail, self.swap().incoming(0)), Place::Recv(self.first_part(rail)));
@@ -84,7 +84,7 @@ impl<'a> OneBlock<'a> {
         list.exchange(self.hosts.of_team(kind, self.slice.part()), send, recv);
     }
 
-    /// Where the part of the first rank of this host begins that goes by one of its rails.
+    /// Begin of the part of the first rank of this host that goes by one of its rails.
     fn first_part(&self, rail: u32) -> u64 {
         self.slice.first() + u64::from(rail) * self.slice.part()
     }

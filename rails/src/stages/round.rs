@@ -26,11 +26,11 @@ pub(super) struct Round<'a> {
 
 /// How blocks get onto the ring, and from it to their ranks.
 enum Ends<'a> {
-    /// Of an all-reduce or a reduce.
+    /// The slice of an all-reduce or a reduce.
     OneBlock(OneBlock<'a>),
-    /// Of a reduce-scatter.
+    /// The slice of a reduce-scatter.
     ByCounterparts(ByCounterparts<'a>),
-    /// Of a reduce-scatter of hosts that differ.
+    /// The slice of a reduce-scatter of hosts that differ.
     ByParts(ByParts<'a>),
 }
 
@@ -66,7 +66,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What ranks here contribute to each host's block.
+    /// Combines the contributions of ranks here to each host's block.
     fn combine_own(&self, list: &mut StageList) {
         match &self.ends {
             Ends::OneBlock(one_block) => one_block.scatter_for_hosts(list),

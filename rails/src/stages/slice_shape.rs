@@ -53,7 +53,7 @@ impl<'a> SliceShape<'a> {
         self.is_whole() && self.plan.layout.is_even()
     }
 
-    /// Where it begins in every block.
+    /// Its begin in every block.
     pub(super) fn first(&self) -> u64 {
         self.slice.first
     }
@@ -76,17 +76,17 @@ impl<'a> SliceShape<'a> {
         self.swap_of(self.section())
     }
 
-    /// What hosts exchange, so many elements each.
+    /// The hosts' exchange, so many elements each.
     pub(super) fn swap_of(&self, count: u64) -> Swap {
         Swap::new(self.plan.layout, self.plan.seat.host, count)
     }
 
-    /// Where the slice begins in the first block of a host, in a buffer with a block for each rank.
+    /// Begin of the slice in the first block of a host, in a buffer with a block for each rank.
     pub(super) fn blocks_of(&self, host: u64) -> u64 {
         u64::from(self.plan.layout.first_rank(host as u32)) * self.plan.count + self.slice.first
     }
 
-    /// Where it begins in a block of a host.
+    /// Its begin in a block of a host.
     pub(super) fn block_of(&self, host: u64, local: u64) -> u64 {
         self.blocks_of(host) + self.blocks_further(local)
     }
@@ -96,7 +96,7 @@ impl<'a> SliceShape<'a> {
         ranks * self.plan.count
     }
 
-    /// Where it begins in this host's first block.
+    /// Its begin in this host's first block.
     pub(super) fn own_blocks(&self) -> u64 {
         self.blocks_of(self.hosts.own())
     }

@@ -27,12 +27,12 @@ impl Blocks {
         Blocks { first, stride, apart: 0 }
     }
 
-    /// Of several collectives at once, of which each begins so many elements behind the one before.
+    /// Several collectives at once, of which each begins so many elements behind the one before.
     pub(super) fn apart(self, apart: u64) -> Self {
         Blocks { apart, ..self }
     }
 
-    /// Where the first one begins.
+    /// Begin of the first one.
     pub(super) fn first(&self) -> Place {
         self.first
     }

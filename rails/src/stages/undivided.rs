@@ -1,8 +1,8 @@
 //! Stages of short slices of collectives with a block a rank: few stages, in which rails move whole
 //! blocks.
 //!
-//! Where all ranks get something, all rails move all of a host's, so that every rank finds what it needs on its first rail. Where a
-//! root is concerned alone, its first rail does.
+//! If all ranks get something, all rails move all of a host's, so that every rank finds what it needs on its first rail. If a root
+//! is concerned alone, its first rail does.
 
 use mccs_ipc::types::CollectiveKind;
 
@@ -31,9 +31,9 @@ struct Run {
 struct Given {
     /// How many.
     blocks: u64,
-    /// Where the slice begins in the first one, in the caller's send buffer.
+    /// Begin of the slice in the first one, in the caller's send buffer.
     send: u64,
-    /// Where those of the first rank go, in the slot of the first rail.
+    /// Place of those of the first rank, in the slot of the first rail.
     to: u64,
     /// From one rank's to the next one's.
     gap: u64,
@@ -85,7 +85,7 @@ impl<'a> Undivided<'a> {
         })
     }
 
-    /// What is in the slot of the first rail gets to those of the others.
+    /// Brings the slot of the first rail to those of the others.
     fn on_all_rails(&self, at: u64, count: u64, list: &mut StageList) {
         (1..self.hosts.rails()).for_each(|rail| list.copy(slot(0, at), slot(rail, at), count));
     }
@@ -105,7 +105,7 @@ impl<'a> Undivided<'a> {
         self.runs(host).for_each(|run| list.copy(run.slot, Place::Recv(run.block), run.count));
     }
 
-    /// Of hosts that have as many ranks each, a whole call lies in the slot as it does in the caller's buffer.
+    /// With as many ranks on each host, a whole call lies in the slot as it does in the caller's buffer.
     fn take_all(&self, list: &mut StageList) {
         if self.slice.lies_as_in_buffer() {
             let count = self.hosts.number() * self.slice.section();

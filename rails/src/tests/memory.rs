@@ -6,10 +6,10 @@ use mccs_ipc::types::CollectiveKind;
 
 use crate::{Exchange, Move, Part, Place};
 
-/// Where nothing belongs.
+/// Value of places where nothing belongs.
 pub(super) const POISON: u64 = 0xdead_dead;
 
-/// What a collective makes of the ranks' buffers, whose blocks lie so far apart: block by block, where the rank receives any.
+/// Result of a collective in the ranks' buffers, whose blocks lie so far apart: block by block, if the rank receives any.
 pub(super) fn results(kind: CollectiveKind, count: usize, root: usize, send: &[Vec<Vec<u64>>]) -> Vec<Vec<Vec<u64>>> {
     use CollectiveKind as K;
     let sum = |block: usize| -> Vec<u64> {
@@ -43,7 +43,7 @@ pub(super) struct Memory {
     pub(super) place: InPlace,
     /// Twins of slots, by rail and number: what stages see.
     pub(super) slots: HashMap<(u32, usize), Vec<u64>>,
-    /// What rails see.
+    /// Memory that rails see.
     pub(super) wire: HashMap<(u32, usize), Vec<u64>>,
     pub(super) slot_count: u64,
 }
@@ -56,7 +56,7 @@ pub(super) enum InPlace {
 }
 
 impl Memory {
-    /// What rails see of slots, in the place of what stages see; and back.
+    /// Exchanges the rails' view of slots for the stages' view; and back.
     pub(super) fn swap(&mut self) {
         std::mem::swap(&mut self.slots, &mut self.wire);
     }

@@ -39,7 +39,7 @@ struct Call<'a> {
     root: u32,
     sizes: Sizes,
     in_place: bool,
-    /// Of data and of the order of events.
+    /// Seed of data and of the order of events.
     seed: u64,
 }
 
@@ -116,7 +116,7 @@ fn plans_of_all_ranks_make_up_the_collective() {
                     is_forked: rng.random(),
                     is_bounced: false,
                 };
-                // Of few slices where there are many ranks.
+                // Few slices if there are many ranks.
                 let most = if sizes.slot < 100 || layout.hosts() > 4 { 5 } else { 6 };
                 let count = [1, 2, 7, 64, 500, 1999][rng.random_range(0..most)];
                 let root = rng.random_range(0..layout.nranks());
@@ -156,7 +156,7 @@ fn reductions_go_round_rings_of_hosts() {
     }
 }
 
-/// Of a rail's part P of a call, n hosts send each other 2 (n - 1) / n P, and along the ring alone.
+/// With a rail's part P of a call, n hosts send each other 2 (n - 1) / n P, and along the ring alone.
 #[test]
 fn a_ring_carries_as_little_as_it_can_and_nothing_beside() {
     let (layout, order) = (layout(&[2; 4]), [2, 0, 3, 1]);
@@ -261,7 +261,7 @@ fn long_calls_are_forked_where_teams_are_large() {
     let all_reduce = CollectiveKind::AllReduce;
     assert_eq!([1 << 10, 1 << 18, 1 << 28].map(|count| is_forked(&[8, 8], all_reduce, count)), [false, false, true]);
     assert!(is_forked(&[8; 8], all_reduce, 1 << 28) && is_forked(&[4, 4], CollectiveKind::AllGather, 1 << 24));
-    // What tests on four GPUs call.
+    // Calls of the tests on four GPUs.
     assert!(is_forked(&[4, 4], all_reduce, 14_000_005));
     assert!(!is_forked(&[2, 2], all_reduce, 1 << 30), "the wire is busier than kernels");
     assert_eq!(
@@ -285,7 +285,7 @@ fn the_model_knows_how_often_teams_act() {
                 stages.filter_map(|stage| if let Stage::Team(of) = stage { Some(of.each().len()) } else { None });
             team.fold((0, 0), |(calls, parts), each| (calls + 1, parts + each as u64))
         };
-        // Of the host that does most.
+        // The host that does most counts.
         let most = |segment| (0..layout.hosts()).map(|host| calls(&plan(host), segment)).max();
         for segment in 0..plan(0).segments() {
             let told = (plan(0).team_calls()[segment], plan(0).team_parts()[segment]);

@@ -70,7 +70,7 @@ impl Rank {
     fn may_begin(&self, number: usize) -> bool {
         let step = self.steps[number];
         let last = self.steps.iter().map(|step| step.segment).max().unwrap_or(0);
-        // Of its slice, whatever the streams.
+        // Step of its slice, whatever the streams.
         let before = step.segment.checked_sub(1).map(|segment| self.step_of(step.slice, segment));
         let have_moved = before.is_none_or(|before| self.moves_of(before).all(|moving| moving.has_ended));
         let is_behind = match step.behind {
@@ -84,7 +84,7 @@ impl Rank {
         have_moved && is_behind
     }
 
-    /// What a stream comes to next that others take part in, when it has done what it does alone; also a move that it has come to.
+    /// The next step of a stream that others take part in, behind those that it does alone; also a move that it has come to.
     pub(super) fn advance(&mut self, stream: usize) -> (bool, Option<(usize, Exchange)>) {
         let mut has_moved = false;
         while let Some(number) = self.streams[stream].front().copied() {

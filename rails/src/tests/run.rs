@@ -15,7 +15,7 @@ use crate::{Exchange, Place};
 pub(super) fn run(layout: &Layout, ranks: &mut [Rank], rng: &mut StdRng) {
     let seats: Vec<_> = (0..layout.nranks()).map(|rank| layout.seat(rank)).collect();
     let streams = ranks[0].streams.len();
-    // Of the time; now and then everything is tried, to see whether something can go on at all.
+    // Time of a try; now and then everything is tried, to see whether something can go on at all.
     let mut patience = 0;
     while !ranks.iter().all(Rank::has_ended) {
         let tries = |rng: &mut StdRng| patience >= 20 || rng.random_range(0..3) > 0;

@@ -28,7 +28,7 @@ use mccs_runtime::{Runtimes, WakerSlot};
 use crate::settings::QuotaDefaults;
 use crate::sockets::{CapsByRules, Received, SocketAndLock, admission, listen, socket_and_lock};
 
-/// What a tenant is, in its folder.
+/// File of a tenant, in its folder.
 const TENANT_FILE: &str = "tenant.toml";
 /// Why nobody is added or taken away for a moment.
 const BEING_HANDED_OVER: &str = "the service is being handed over to its next program: try again";
@@ -55,9 +55,9 @@ struct State {
 struct Added {
     config: TenantConfig,
     admission: Admission,
-    /// Of its acceptor.
+    /// Waker of its acceptor.
     waker: WakerSlot,
-    /// What the service's next program goes on listening with.
+    /// Socket on which the service's next program goes on listening.
     listening: SocketAndLock,
 }
 
@@ -79,7 +79,7 @@ impl AddedTenants {
         lock(&self.state)
     }
 
-    /// What keeps the service from being handed over while a tenant comes or goes; none while it is.
+    /// Guard that keeps the service from being handed over while a tenant comes or goes; none while it is.
     fn may_change(&self) -> Option<MutexGuard<'_, bool>> {
         Some(lock(&self.may_change)).filter(|may_change| **may_change)
     }
@@ -178,7 +178,7 @@ impl AddedTenants {
         self.folder.join(name).join(TENANT_SOCKET)
     }
 
-    /// Who may connect, by name.
+    /// Tenants that may connect, by name.
     pub(crate) fn admissions(&self) -> BTreeMap<String, Admission> {
         self.state().tenants.iter().map(|(name, added)| (name.clone(), added.admission.clone())).collect()
     }

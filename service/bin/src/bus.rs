@@ -44,7 +44,7 @@ fn pci_address(bus_id: &str) -> String {
     }
 }
 
-/// Where a device's entry leads; nowhere, where there is none.
+/// Target of a device's entry; nowhere, if there is none.
 fn place_of(entry: &Path) -> BusPlace {
     let Ok(target) = entry.canonicalize() else { return BusPlace::default() };
     let parts = target.components().map(|part| part.as_os_str().to_string_lossy().into_owned());

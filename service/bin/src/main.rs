@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             taking_over.iter().for_each(|taking_over| taking_over.refuse(&in_words(error.as_ref())));
-            // Where nobody reads it, nothing is left to do about it.
+            // If nobody reads it, nothing is left to do about it.
             let _ = writeln!(std::io::stderr(), "mccs-service: {}", in_words(error.as_ref()));
             ExitCode::FAILURE
         }
@@ -83,7 +83,7 @@ fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
         Ok(Text { name: path.display().to_string(), text: mccs_config::document::read_text(path, bytes_max)? })
     };
     let (topology, policy) = (read(topology, FILE_BYTES_MAX)?, read(policy, POLICY_BYTES_MAX)?);
-    // What hosts have is known when they report.
+    // Equipment of hosts is known when they report.
     let cluster: Vec<_> = controller.hosts.iter().map(|host| ActualHost::named(host.as_str())).collect();
     ClusterConfig::new(topology, policy, &cluster, None).map_err(anyhow::Error::msg)?;
     Ok(())
@@ -115,7 +115,7 @@ fn stay_out_of_mps(runtime_dir: &Path) -> Option<OsString> {
 fn raise_limits() {
     for resource in [Resource::RLIMIT_NOFILE, Resource::RLIMIT_MEMLOCK] {
         if let Ok((_, most)) = getrlimit(resource) {
-            // Where it is refused, sessions are when they are too many.
+            // If it is refused, sessions are refused when they are too many.
             let _ = setrlimit(resource, most, most);
         }
     }
@@ -283,7 +283,7 @@ fn run(arguments: &Arguments, taking_over: Option<&TakingOver>) -> anyhow::Resul
     let tell_successor = |pid| tell_manager(NotifyState::MainPid(pid));
     upgrades.serve(requests, tell_successor).context("cannot start a thread")?;
     arguments.users.as_deref().map_or(Ok(()), end_with_users)?;
-    // What can fail has been done before another program's sessions are this one's.
+    // Steps that can fail have been done before another program's sessions are this one's.
     match taking_over {
         Some(taking_over) => taking_over.run(&settings, desk, mccs_exchange::version(), &upgrades)?,
         None => upgrades.put(Service::start_with(&settings, Received::default(), Arc::default(), Some(desk))?),

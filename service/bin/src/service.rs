@@ -38,21 +38,21 @@ use crate::transport_factory::TransportFactory;
 /// A running service. Ends when dropped: sockets are removed, sessions closed, threads joined.
 pub struct Service {
     runtimes: Arc<Runtimes>,
-    /// What the operator sees, for embedding programs and tests.
+    /// The operator's view, for embedding programs and tests.
     pub registry: Arc<Registry>,
     /// The pool of transport engines.
     pub transports: Arc<TransportPool>,
-    /// Where metrics are told: with the port that the kernel has chosen, if the settings left that to it.
+    /// Address of metrics: with the port that the kernel has chosen, if the settings left that to it.
     pub metrics: Option<SocketAddr>,
     /// Pushes metrics to a collector, while there is a service.
     _pusher: Option<OtlpPusher>,
     /// The thread that gives back to the CUDA driver.
     freeing: Option<Freeing>,
-    /// Who stands still when the service is handed over.
+    /// Engines that stand still when the service is handed over.
     handover: Arc<Handover>,
     tenants: Tenants,
     proxy: Sender<ProxyMessage>,
-    /// What another program goes on listening with.
+    /// Sockets on which another program goes on listening.
     listening: Listening,
 }
 
@@ -157,7 +157,7 @@ impl Drop for Service {
     }
 }
 
-/// Who makes sessions of whom.
+/// Makers of sessions, by tenant.
 struct Tenants {
     sessions: Arc<SessionFactory>,
     /// By tenant of the configuration.

@@ -31,8 +31,8 @@ use mccs_transport::{FlowOptions, FlowPath, PortRange};
 /// Which engines share threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// Daemon, proxy and the first transport engine share a thread; each further transport engine has its own. What accepts, answers
-    /// operators and tells metrics has one in either case.
+    /// Daemon, proxy and the first transport engine share a thread; each further transport engine has its own. Engines that accept,
+    /// answer operators and tell metrics have one in either case.
     Shared,
     /// Daemon engines, the proxy engine and every transport engine have threads of their own.
     Dedicated,
@@ -57,11 +57,11 @@ pub struct TenantSettings {
     pub rules: String,
     /// Part of the path of its processes' cgroup; any, if `None`.
     pub cgroup: Option<String>,
-    /// What operators are told beside its name.
+    /// Labels for operators beside its name.
     pub labels: BTreeMap<String, String>,
 }
 
-/// What quotas of tenants follow from where the operator leaves them out.
+/// Defaults of tenants' quotas, for those that the operator leaves out.
 #[derive(Debug, Clone, Copy)]
 pub struct QuotaDefaults {
     host: HostResources,
@@ -87,7 +87,7 @@ impl QuotaDefaults {
 pub struct NetworkSettings {
     /// This host's address for flows.
     pub address: IpAddr,
-    /// What flows begin with.
+    /// Options with which flows begin.
     pub flow: FlowOptions,
     /// RDMA in the place of TCP, or besides, where that is wanted.
     pub rdma: Option<RdmaSettings>,
@@ -98,17 +98,17 @@ pub struct NetworkSettings {
 pub struct RdmaSettings {
     /// When.
     pub usage: RdmaUse,
-    /// What keeps flows from it where they may do without.
+    /// The obstacle that keeps flows from it where they may do without.
     pub obstacle: Option<String>,
-    /// Where verbs are from.
+    /// Source of verbs.
     pub verbs: VerbsFrom,
     /// Devices and queue pairs.
     pub options: RdmaOptions,
-    /// What flows begin with.
+    /// Options with which flows begin.
     pub flow: FlowOptions,
 }
 
-/// Where verbs are from.
+/// Source of verbs.
 #[derive(Debug, Clone)]
 pub enum VerbsFrom {
     /// The library in this file.
@@ -135,11 +135,11 @@ pub struct Settings {
     pub name: String,
     /// The operator's socket.
     pub control_socket: PathBuf,
-    /// Who may look besides operators, if somebody may.
+    /// Users who may look besides operators, if there are any.
     pub observers: Option<ObserverSettings>,
-    /// Who may use the service.
+    /// Tenants of the service.
     pub tenants: Vec<TenantSettings>,
-    /// Where tenants that are added while the service runs have their folders.
+    /// Parent folder of tenants that are added while the service runs.
     pub tenants_folder: PathBuf,
     /// Quotas of those.
     pub quota_defaults: QuotaDefaults,
@@ -175,7 +175,7 @@ pub struct Settings {
     pub gpudirect: bool,
     /// Whether GPUs may reach each other's memory.
     pub peer_access: bool,
-    /// Where the kernel tells on which bus GPUs and NICs are: `/sys`, or what a test has made up.
+    /// Folder in which the kernel tells on which bus GPUs and NICs are: `/sys`, or what a test has made up.
     pub sysfs: PathBuf,
     /// How streams of GPUs tell the service, and wait for it.
     pub semaphore_access: SemaphoreAccess,
@@ -191,9 +191,9 @@ pub struct Settings {
     pub paths: Vec<FlowPath>,
     /// Links to other hosts' services, if there are others.
     pub exchange: Option<ExchangeSettings>,
-    /// Who decides for the whole cluster, if anybody does.
+    /// The controller of the whole cluster, if there is one.
     pub controller: Option<ControllerSettings>,
-    /// Where metrics are told, if they are.
+    /// Address of metrics, if there is one.
     pub metrics: Option<SocketAddr>,
     /// The collector that metrics are pushed to, if there is one.
     pub otlp: Option<file::Otlp>,
@@ -281,7 +281,7 @@ fn exchange_settings(
 /// Observers' socket, and users that may connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObserverSettings {
-    /// Where they connect.
+    /// Their socket.
     pub socket: PathBuf,
     /// Their numbers.
     pub uids: Vec<u32>,

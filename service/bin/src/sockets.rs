@@ -15,7 +15,7 @@ use mccs_tenants::{Caps, Tenant, Terms};
 
 use crate::settings::TenantSettings;
 
-/// What tenants of the same rules share, by the rules' name, while there are some.
+/// Caps that tenants of the same rules share, by the rules' name, while there are some.
 #[derive(Default)]
 pub(crate) struct CapsByRules(BTreeMap<String, Weak<Caps>>);
 
@@ -126,7 +126,7 @@ impl Received {
 /// A socket and its lock, by path.
 pub(crate) type SocketAndLock = (PathBuf, [OwnedFd; 2]);
 
-/// What another program goes on listening with.
+/// Sockets on which another program goes on listening.
 #[derive(Default)]
 pub struct Listening {
     /// The sockets.

@@ -15,7 +15,7 @@ use mccs_runtime::{NumaNodes, RuntimeError, Runtimes};
 
 use crate::bus;
 
-/// What threads work for.
+/// Devices that threads work for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work<'a> {
     /// Transport engines.
@@ -27,15 +27,15 @@ pub(crate) struct Work<'a> {
     pub(crate) gpus: &'a [String],
 }
 
-/// Where the service's threads run.
+/// CPUs of the service's threads.
 #[derive(Debug, Clone)]
 pub(crate) struct ThreadPlacement {
     nodes: NumaNodes,
-    /// What the operator says, by thread.
+    /// The operator's choices, by thread.
     named: BTreeMap<String, CpuChoice>,
     /// By transport engine.
     of_movers: Vec<Option<u32>>,
-    /// Of the thread with the GPUs' proxy engine.
+    /// CPUs of the thread with the GPUs' proxy engine.
     of_gpus: Option<u32>,
 }
 

@@ -84,7 +84,7 @@ impl TransportFactory {
         Ok(TransportFactory { network, rdma: rdma.map_err(|without| without.reason), needs_rdma, turn: 0 })
     }
 
-    /// What this host can do for communicators, and may; `channels` and `reductions` as in `[strategy]`.
+    /// This host's abilities for communicators, as far as permitted; `channels` and `reductions` as in `[strategy]`.
     pub(crate) fn offer(&self, channels: Option<u32>, reductions: Reductions) -> Offer {
         let usage = if self.needs_rdma { RdmaUse::Required } else { self.network.usage() };
         match &self.rdma {
@@ -124,7 +124,8 @@ impl TransportFactory {
             transports.push((TransportKind::Rdma, Box::new(RdmaTransport::new(driver, options)?)));
             flows.insert(TransportKind::Rdma, settings.flow.clone());
         }
-        // The first one learns of memory before there are flows, which pins it. What may stay without flows is not the first.
+        // The first one learns of memory before there are flows, which pins it. A transport that may stay without flows is
+        // not the first.
         let first = if self.needs_rdma { TransportKind::Rdma } else { TransportKind::Tcp };
         transports.sort_by_key(|(kind, _)| *kind != first);
         let first: FlowOptions = flows.get(&first).unwrap_or(&self.network.flow).clone();
@@ -235,7 +236,7 @@ fn open_rdma(settings: RdmaSettings) -> Result<OpenRdma, (anyhow::Error, bool)> 
     Ok(OpenRdma { driver, settings, ports, nics, described })
 }
 
-/// What carries flows, for the log: one line.
+/// The transport of flows, for the log: one line.
 fn say(usage: RdmaUse, rdma: &Result<OpenRdma, Without>) {
     match (usage, rdma) {
         (RdmaUse::Off, _) => {}

@@ -42,7 +42,7 @@ const TAKES_WITHIN: Duration = Duration::from_secs(5);
 /// Why there is nothing to hand over.
 const ENDS: &str = "the service is ending";
 
-/// Who hands over: the service, unless it has not begun, has ended or is about to.
+/// The service that hands over, unless it has not begun, has ended or is about to.
 #[derive(Clone)]
 pub struct Upgrades {
     service: Arc<Mutex<Option<Service>>>,
@@ -70,7 +70,8 @@ impl Drop for Next {
 }
 
 impl Upgrades {
-    /// Of a service that is still to [come](Upgrades::put), with its configuration. `own_variables` of the environment are not the next program's.
+    /// Upgrades of a service that is still to [come](Upgrades::put), with its configuration. `own_variables` of the environment are not the
+    /// next program's.
     ///
     /// # Errors
     /// The kernel does not say which program this is.
@@ -238,7 +239,7 @@ impl Upgrades {
     }
 }
 
-/// What has become of sessions and communicators.
+/// The fate of sessions and communicators.
 struct HandedOver {
     sessions: u64,
     ended: u64,
@@ -274,13 +275,13 @@ fn program(permitted: Option<PathBuf>, named: Option<&Path>, own: &Path) -> Resu
     }
 }
 
-/// What the next program is started with: as this one was.
+/// Arguments of the next program: as this one's.
 fn arguments(own: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     own.filter(|argument| argument != TAKE_OVER)
 }
 
 impl Next {
-    /// What the other program says next; an error if it refuses.
+    /// The other program's next message; an error if it refuses.
     fn hear(&self, within: Duration) -> Result<ToPrevious, String> {
         match self.link.receive::<ToPrevious>(Some(within)) {
             Ok((ToPrevious::Refused { reason }, _)) => Err(format!("the new program refuses: {reason}")),
@@ -314,7 +315,7 @@ impl TakingOver {
 
     /// Tells the running program why this one cannot go on.
     pub fn refuse(&self, reason: &str) {
-        // Who does not listen any more hears of this process' end.
+        // A program that does not listen any more hears of this process' end.
         let _ = self.link.send(&ToPrevious::refusal(reason), &[], STARTS_WITHIN);
     }
 

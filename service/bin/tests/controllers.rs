@@ -47,7 +47,7 @@ fn a_controller_killed_at_any_instant_of_a_roll_out_harms_no_job_and_the_next_on
                 }
             });
             jobs.go_on();
-            // What was ordered is agreed on without it, by both hosts or by none, and once.
+            // Orders are agreed on without it, by both hosts or by none, and once.
             jobs.wait_until(|| cluster.epochs()[0] == cluster.epochs()[1]);
             let after = cluster.epochs();
             assert!(after[0].iter().zip(&before[0]).all(|(after, before)| after - before <= 1), "{before:?} {after:?}");

@@ -34,7 +34,7 @@ impl Host {
         self.folder.path().join(name)
     }
 
-    /// The service, started by a shell that first does as it is told. What it logs goes to the file `log`.
+    /// The service, started by a shell that first does as it is told. The service logs to the file `log`.
     fn service(&self, first: &str) -> Command {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("{first}; exec \"$0\" --config \"$1\"")]).arg(env!("CARGO_BIN_EXE_mccs-service"));

@@ -15,7 +15,7 @@ struct Host {
     folder: tempfile::TempDir,
 }
 
-/// What a service has said, and whether it started.
+/// Output of a service, and whether it started.
 struct Said {
     log: String,
     is_ready: bool,
@@ -67,7 +67,7 @@ impl Host {
         Said { log, is_ready }
     }
 
-    /// What is wrong with the driver is one line, and the service starts; where GPUs are required it ends, with the same line.
+    /// A fault of the driver is one line, and the service starts; if GPUs are required it ends, with the same line.
     fn says(&self, what: &str) {
         let said = self.starts("use = \"auto\"", || ());
         let lines = said.log.lines().filter(|line| line.contains(what)).count();
@@ -120,7 +120,7 @@ fn gpus_of_which_none_works_are_told_of() {
     host.says("no GPU works: GPU GPU-10101010-1010-1010-1010-101010101010 (0000:07:00.0)");
 }
 
-/// Of two GPUs the second does not work: in both ways that this can be.
+/// The second of two GPUs does not work: in both ways that this can be.
 #[test]
 fn a_gpu_that_does_not_work_is_left_out_and_the_others_are_used() {
     for (how, name) in [("MUTE=1", "GPU 1, as the driver counts"), ("BROKEN=1", "GPU GPU-11111111-1111")] {
@@ -151,7 +151,7 @@ fn one_gpu_under_two_names_is_refused_with_both() {
     assert!(!said.is_ready && said.log.contains(both), "{}", said.log);
 }
 
-/// Of two GPUs the second does not answer, and tells its bus id all the same, but no UUID.
+/// The second of two GPUs does not answer, and tells its bus id all the same, but no UUID.
 #[test]
 fn a_name_that_is_no_gpus_is_not_taken_for_one_that_does_not_answer() {
     let host = Host::with_driver(&["DRIVER_VERSION=13000", "INIT=0", "GPUS=2", "MUTE=1"]);
@@ -166,7 +166,7 @@ fn a_name_that_is_no_gpus_is_not_taken_for_one_that_does_not_answer() {
     assert!(said.is_ready && said.log.contains("or [cuda] gpus has a wrong name"), "{}", said.log);
 }
 
-/// Of two GPUs the second does not run the kernels: in both ways that this can be. Found at start, and not by every tenant.
+/// The second of two GPUs does not run the kernels: in both ways that this can be. Found at start, and not by every tenant.
 #[test]
 fn a_gpu_that_does_not_run_the_kernels_is_left_out_and_required_ones_are_refused() {
     let is_built = mccs_kernels::cuda::IMAGE.is_some();

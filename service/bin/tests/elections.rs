@@ -145,7 +145,7 @@ fn a_controller_stands_still(cluster: &Cluster, sections: &dyn Fn(&str) -> Strin
                 std::thread::sleep(Duration::from_millis(1));
                 elected.signal(0, Signal::SIGSTOP);
             }
-            // What it had already written to a store is decided, and its successor goes on with it.
+            // Decisions that it had already written to a store stand, and its successor goes on with them.
             let is_known = |policy: &&str| cluster.is_in_force(CONTROLLERS[1], policy);
             let mut decided = None;
             jobs.wait_until(|| {
@@ -191,7 +191,7 @@ fn in_a_folder_another_host_is_elected_when_the_controller_is_lost() {
 #[test]
 fn in_a_folder_a_controller_that_stood_still_is_not_obeyed_beside_its_successor() {
     let cluster = Cluster::new(2);
-    // Who has the lock has it for a moment, unless it stands still.
+    // A host has the lock for a moment, unless it stands still.
     let lock_is_free = || {
         (0..500).any(|_| {
             let lock = File::open(cluster.at("store").join("c/lock")).expect("the store's lock");
@@ -303,7 +303,7 @@ fn a_controller_that_is_cut_off_from_etcd_alone_is_replaced_and_comes_back_as_an
     });
 }
 
-/// Of three members the leader dies: nobody is elected anew, or the same one. With the controller: another one.
+/// The leader of three members dies: nobody is elected anew, or the same one. With the controller: another one.
 #[test]
 #[ignore = "needs etcd; see tests/store/check"]
 fn a_lost_leader_of_etcd_costs_no_job_and_with_the_controller_another_host_decides() {
@@ -352,7 +352,7 @@ fn a_full_etcd_keeps_its_controller_and_says_why_no_other_is_elected() {
     });
 }
 
-/// What was done is in the history of who did it.
+/// Acts are in the history of the host that acted.
 #[test]
 fn an_election_is_in_the_history() {
     let cluster = Cluster::new(2);
@@ -423,7 +423,7 @@ fn what_somebody_puts_in_the_store_is_put_in_force_or_refused_with_a_reason() {
             jobs.wait_until(|| format!("{:?}", cluster.show(CONTROLLERS[0]).files).contains(reason));
             assert!(cluster.is_in_force(CONTROLLERS[0], "ecmp"), "what was in force stays");
         }
-        // Who comes last counts, be it one who asks the controller or one who writes: both say the same in the end.
+        // The last one counts, be it one who asks the controller or one who writes: both say the same in the end.
         for round in 0..10 {
             std::thread::scope(|scope| {
                 let asking = scope.spawn(|| cluster.apply(CONTROLLERS[0], if round % 2 == 0 { "ffa" } else { "ecmp" }));

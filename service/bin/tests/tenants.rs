@@ -318,7 +318,7 @@ fn a_service_that_starts_anew_has_the_tenants_of_before() {
     let same = |row: &Value| ["rules", "weight", "labels", "added"].map(|key| row[key].clone());
     assert_eq!(same(&told), same(&whole.expect("it was there")));
     assert!(!half.exists() && host.tenant("wrong").is_none() && host.tenant("moved").is_none());
-    // Who takes one away that could not be had again does not have it come back with a service that could.
+    // A tenant that could not be had again, taken away, does not come back with a service that could have it.
     for (name, text) in [("wrong", "name = \"wrong\"\n"), ("moved", "name = \"moved\"\n")] {
         std::fs::write(folder(name).join("tenant.toml"), text).expect("a file");
         host.asks(&["tenant", "remove", name]);

@@ -21,9 +21,9 @@ pub struct CostModel {
     pub memory_bytes_per_ns: f64,
     /// Bytes that a host sends to other hosts in a nanosecond, and receives from them at the same time.
     pub link_bytes_per_ns: f64,
-    /// What any step costs.
+    /// Cost of any step.
     pub step_ns: f64,
-    /// What a message between hosts costs either of them, whatever its length.
+    /// Cost of a message between hosts for either of them, whatever its length.
     pub message_ns: f64,
     /// How long a message between hosts is on its way.
     pub link_latency_ns: f64,
@@ -137,7 +137,7 @@ impl CostModel {
         if let Some(pinned) = Algorithm::pinned(strategy.choice).filter(is_possible) {
             return Ok(pinned);
         }
-        // What falls back to the ring is the ring. Where nothing has a form, the ring stands for all.
+        // A fallback to the ring is the ring. If nothing has a form, the ring stands for all.
         let one_a_host = strategy.hosts.iter().all(|ranks| ranks.len() == 1);
         let is_candidate = |algorithm: &Algorithm| match algorithm {
             Algorithm::SinglePass => is_mapped,

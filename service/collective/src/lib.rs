@@ -39,7 +39,7 @@ pub enum ScheduleError {
     NoSuchRoot {
         /// As called.
         root: u32,
-        /// Of the communicator.
+        /// Ranks of the communicator.
         nranks: u32,
     },
     /// Offsets would overflow.
@@ -47,7 +47,7 @@ pub enum ScheduleError {
     TooLong {
         /// As called.
         count: u64,
-        /// Of the communicator.
+        /// Ranks of the communicator.
         nranks: u32,
     },
     /// Ranks of several hosts do not map each other's memory.
@@ -58,8 +58,9 @@ pub enum ScheduleError {
     Strategy(#[from] StrategyError),
 }
 
-/// Builds the schedule of `algorithm` for a problem. What the algorithm has no form for goes round the ring, and what the
-/// ring has none for goes pair by pair ([`Algorithm::covers`]); one rank, and no data, are always one pass.
+/// Builds the schedule of `algorithm` for a problem. A collective for which the algorithm has no form goes round the
+/// ring, and one for which the ring has none goes pair by pair ([`Algorithm::covers`]); one rank, and no data, are always
+/// one pass.
 ///
 /// # Errors
 /// The problem or the strategy contradicts itself or the other; a single pass moves between hosts.

@@ -11,7 +11,7 @@ use super::schedule::{Buffer, Channel, Part, Program, RankSpan, Schedule, Shape,
 /// and so much data goes round a ring faster.
 const SCRATCH_COUNT_MAX: u64 = 1 << 20;
 
-/// The schedule, or `None` for a collective that has no such form, or data too long for it. What is combined goes by one channel.
+/// The schedule, or `None` for a collective that has no such form, or data too long for it. Combined data goes by one channel.
 pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
     let channels = layout.strategy.channels_of(layout.problem.count, layout.orders.len() as u64);
     let count = layout.problem.count;
@@ -53,7 +53,7 @@ fn all_reduce(layout: &Layout<'_>, own: u32) -> Vec<Step> {
     steps
 }
 
-/// Of a part of each block.
+/// The all-gather of a part of each block.
 fn all_gather(layout: &Layout<'_>, own: u32, Part { offset, count }: Part) -> Vec<Step> {
     let block = |rank| layout.at_all(own, layout.block(Buffer::Recv, rank, offset, count));
     let contribution = |rank: &u32| RankSpan { rank: *rank, span: Span::new(Buffer::Send, offset, count) };

@@ -12,13 +12,13 @@ const SENDER_VERBS: Verbs = Verbs { posted: 1, completed: 2 };
 const RECEIVER_VERBS: Verbs = Verbs { posted: 1, completed: 2 };
 /// Bytes that memory moves for each byte that a link carries, in and out together: written by the NIC and read by it.
 const MEMORY_PER_LINK_BYTE: f64 = 2.0;
-/// What a byte that is reduced adds to that: the reducer reads it and its own, and writes their sum.
+/// Further cost of a byte that is reduced: the reducer reads it and its own, and writes their sum.
 const MEMORY_PER_REDUCED_BYTE: f64 = 3.0;
-/// Of the bytes that an all-reduce receives, those that are reduced; the others are results.
+/// Share of reduced bytes among those that an all-reduce receives; the others are results.
 const REDUCED_SHARE: f64 = 0.5;
 
-/// Of one message at one host. Completions: of a sender its write's and that of the credit; of a receiver the message's and
-/// that of the credit's write. Receives are posted anew by dozens in one call, and count for nothing.
+/// Verbs of one message at one host. Completions: of a sender its write's and that of the credit; of a receiver the
+/// message's and that of the credit's write. Receives are posted anew by dozens in one call, and count for nothing.
 #[derive(Debug, Clone, Copy)]
 struct Verbs {
     posted: u32,
@@ -56,7 +56,7 @@ pub struct RdmaHost {
     pub requests: u32,
     /// Places of a completion queue.
     pub cq_entries: u32,
-    /// What posting a work request, or taking a completion, costs a core. Assumed: 200 ns, five million a second.
+    /// Cost of posting a work request, or of taking a completion, for a core. Assumed: 200 ns, five million a second.
     pub verb_ns: f64,
     /// Bytes that a core reduces in a nanosecond: 10.
     pub reduced_bytes_per_ns: f64,
@@ -92,7 +92,7 @@ impl RdmaHost {
         (self.gbit_per_s / 8.0).min(self.bus_bytes_per_ns)
     }
 
-    /// What such a host needs to keep all its links full, both ways.
+    /// Resources that such a host needs to keep all its links full, both ways.
     #[must_use]
     pub fn sizing(&self) -> RdmaSizing {
         let rate = self.nic_bytes_per_ns();
@@ -134,7 +134,7 @@ impl RdmaHost {
     }
 }
 
-/// What [`RdmaHost::sizing`] says. Of one device, where it does not say host.
+/// Resources of [`RdmaHost::sizing`]. Resources of one device, unless it says host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RdmaSizing {
     /// Messages of one part that fill a link one way.

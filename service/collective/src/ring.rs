@@ -1,10 +1,11 @@
 //! Ring algorithms: all-reduce, all-gather, reduce-scatter, broadcast and reduce, over ranks or
 //! hosts, by channels. Each channel has an order of its own.
 //!
-//! Position p of a ring receives from p - 1 and sends to p + 1: first what is its own, then whatever it has received, at once,
-//! so that as much is on its way as was sent first. Reductions go round once; all-reduce then sends the results round once more. Broadcast and reduce are chains from and to the root, cut into chunks that follow each other.
-//! Where GPUs reduce between hosts, they go round by themselves, and ask for one place at a time ([`hop`]).
-//! Between hosts, what is passed on together is cut into slices: one is sent on while the next arrives.
+//! Position p of a ring receives from p - 1 and sends to p + 1: first what is its own, then whatever it has received, at once, so that as
+//! much is on its way as was sent first. Reductions go round once; all-reduce then sends the results round once more. Broadcast and reduce
+//! are chains from and to the root, cut into chunks that follow each other. If GPUs reduce between hosts, they go round by themselves, and
+//! ask for one place at a time ([`hop`]). Between hosts, what is passed on together is cut into slices: one is sent on while the next
+//! arrives.
 
 use mccs_ipc::types::CollectiveKind;
 
@@ -20,7 +21,7 @@ struct View<'a> {
     /// The channel's part of `count` elements.
     offset: u64,
     count: u64,
-    /// Where the channel's scratch begins.
+    /// Begin of the channel's scratch.
     scratch_offset: u64,
     chunks: u64,
     align_count: u64,
@@ -113,7 +114,7 @@ impl View<'_> {
         Span::new(buffer, self.offset + offset, count)
     }
 
-    /// What is passed on together.
+    /// Parts that are passed on together.
     fn slices(&self, span: Span) -> Vec<Span> {
         let slices = self.layout.strategy.slices(span.count);
         let slice = |index| {
@@ -258,7 +259,7 @@ fn reduce_scatter(view: &View<'_>) -> Vec<Step> {
         }
         return steps;
     }
-    // Where no group combines first, the first partial result is that of the first step.
+    // If no group combines first, the first partial result is that of the first step.
     let combined_first = view.partials_per_chunk() + 1 - (groups - 1);
     for chunk in 0..view.chunks {
         let Part { offset: chunk_offset, count } = part(view.count, view.chunks, chunk, view.align_count);

@@ -10,7 +10,7 @@ use mccs_ipc::types::CollectiveKind;
 
 use super::ScheduleError;
 
-/// What a schedule is for. Lengths of buffers follow from [`CollectiveKind`]'s rules.
+/// The problem that a schedule solves. Lengths of buffers follow from [`CollectiveKind`]'s rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// The collective.
@@ -82,7 +82,7 @@ impl Span {
 /// A span of a certain rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RankSpan {
-    /// Whose.
+    /// The tenant's name.
     pub rank: u32,
     /// Which part.
     pub span: Span,
@@ -95,11 +95,11 @@ pub struct RankSpan {
 pub struct Move {
     /// Combined in this order. One source is a copy.
     pub srcs: Vec<RankSpan>,
-    /// Where the result goes.
+    /// Place of the result.
     pub dsts: Vec<RankSpan>,
 }
 
-/// One step of a program. Steps run in order; links are first in, first out. Where a step has several spans, all are equally
+/// One step of a program. Steps run in order; links are first in, first out. If a step has several spans, all are equally
 /// long, and lie in memory of the program's ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -107,14 +107,14 @@ pub enum Step {
     Send {
         /// To which program.
         peer: u32,
-        /// What; stays untouched until the peer has read it.
+        /// The source; stays untouched until the peer has read it.
         src: RankSpan,
     },
     /// Waits for the next offer of a program, and copies it.
     Recv {
         /// From which program.
         peer: u32,
-        /// Where it goes; as long as the offer.
+        /// The destinations; as long as the offer.
         dsts: Vec<RankSpan>,
     },
     /// Waits for the next offer of a program, and stores offer and `srcs`, combined in this order, to `dsts`.
@@ -123,7 +123,7 @@ pub enum Step {
         peer: u32,
         /// These ranks' parts; as long as the offer.
         srcs: Vec<RankSpan>,
-        /// Where the result goes; may be among `srcs`.
+        /// Destinations of the result; may be among `srcs`.
         dsts: Vec<RankSpan>,
         /// The offer is its rank's own contribution, not yet pre-multiplied. Never between hosts, where the operator
         /// pre-multiplies: the scalar stays with its rank.
@@ -137,7 +137,7 @@ pub enum Step {
     Reduce {
         /// Ranks' parts.
         srcs: Vec<RankSpan>,
-        /// Where the result goes; may be among `srcs`.
+        /// Destinations of the result; may be among `srcs`.
         dsts: Vec<RankSpan>,
         /// As for [`Step::RecvReduce`].
         srcs_raw: bool,
@@ -167,10 +167,10 @@ impl Step {
     }
 }
 
-/// What one host's service does for some of its ranks on a channel.
+/// Work of one host's service for some of its ranks on a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// Whose memory its steps use, ascending; all ranks are on one host.
+    /// Ranks whose memory its steps use, ascending; all are on one host.
     pub ranks: Vec<u32>,
     /// In order.
     pub steps: Vec<Step>,
@@ -195,7 +195,7 @@ pub enum Shape {
 /// The steps of one collective for every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
-    /// What it solves.
+    /// The problem that it solves.
     pub problem: Problem,
     /// Elements of scratch that the first rank of each program needs.
     pub scratch_count: u64,

@@ -118,7 +118,7 @@ pub enum StrategyError {
         channel: usize,
         /// Length of its order.
         actual: usize,
-        /// Of the communicator.
+        /// Ranks of the communicator.
         nranks: u32,
     },
     /// No such rank.
@@ -251,8 +251,8 @@ impl Strategy {
         (count / self.slice_count_min.max(1)).clamp(1, slices)
     }
 
-    /// Chunks for `count` elements of one channel, at least 1. Where no host passes on what it has received they are longer: each is a message, and
-    /// gains no more than what is copied while the next one arrives.
+    /// Chunks for `count` elements of one channel, at least 1. If no host passes on what it has received they are longer: each is a
+    /// message, and gains no more than what is copied while the next one arrives.
     pub(super) fn chunks(&self, count: u64, is_passed_on: bool) -> u64 {
         let least = if is_passed_on { self.chunk_count_min } else { self.slice_count_min };
         (count / least.max(1)).clamp(1, u64::from(self.pipeline_chunks.max(1)))
@@ -263,7 +263,7 @@ impl Strategy {
         (count / self.channel_count_min.max(1)).clamp(1, channels.max(1))
     }
 
-    /// What channel `index` of `channels` has of `count` elements. Short data goes by the first ones.
+    /// The part of `count` elements that channel `index` of `channels` has. Short data goes by the first ones.
     pub(super) fn channel_part(&self, count: u64, channels: u64, index: u64) -> Part {
         let used = self.channels_of(count, channels);
         if index < used { part(count, used, index, self.align_count.max(1)) } else { Part { offset: count, count: 0 } }

@@ -18,10 +18,10 @@ use crate::ControlRequest;
 pub const ACT_BYTES_MAX: usize = 160 << 10;
 /// Bytes of a nonce.
 pub const NONCE_BYTES: usize = 16;
-/// What a signature begins with: the version of this scheme.
+/// First line of a signature's text: the version of this scheme.
 const SCHEME: &str = "mccs-act-1";
 
-/// What a token is for.
+/// Rights of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Right {
@@ -131,7 +131,7 @@ pub struct ActKind {
     pub act: &'static str,
     /// The right that it needs; any token will do, if `None`.
     pub right: Option<Right>,
-    /// What it does.
+    /// Its work.
     pub summary: &'static str,
     /// Its keys besides: name, JSON's type, meaning. One that may be absent says so.
     pub keys: &'static [(&'static str, &'static str, &'static str)],
@@ -217,10 +217,10 @@ impl TokenAct {
         own.expect("invariant: the table has a row for each act, which a test compares")
     }
 
-    /// What an operator would ask for; nothing for [`TokenAct::Token`].
+    /// The operator's request for an act; nothing for [`TokenAct::Token`].
     ///
     /// # Errors
-    /// What is wrong with its texts.
+    /// The mistake in its texts.
     pub fn request(self) -> Result<Option<ControlRequest>, String> {
         let controller = |request| ControlRequest::Controller { request };
         Ok(Some(match self {
@@ -261,7 +261,7 @@ pub struct SignedAct {
 }
 
 impl SignedAct {
-    /// What is signed.
+    /// The text that is signed.
     #[must_use]
     pub fn signed_text(&self) -> String {
         format!("{SCHEME}\n{}\n{}\n{}", self.id, self.nonce, self.body)
@@ -317,13 +317,13 @@ impl ActRefusal {
     }
 }
 
-/// What an operator wants a token to be.
+/// An operator's wishes for a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenWanted {
-    /// Whose it is, for history.
+    /// Its owner, for history.
     pub name: String,
-    /// What it may.
+    /// Its rights.
     pub rights: Vec<Right>,
     /// For how long, in seconds.
     pub seconds: u64,
@@ -365,11 +365,11 @@ pub enum TokenState {
 pub struct TokenView {
     /// Its id.
     pub id: String,
-    /// Whose it is.
+    /// Its owner.
     pub name: String,
-    /// Who made it.
+    /// Its maker.
     pub by: String,
-    /// What it may.
+    /// Its rights.
     pub rights: Vec<Right>,
     /// How it is.
     pub state: TokenState,

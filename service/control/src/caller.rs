@@ -10,14 +10,14 @@ const COMMAND_CHARS_MAX: usize = 300;
 /// Characters of a user's name that are told.
 const NAME_CHARS_MAX: usize = 64;
 
-/// Who asks, as the asking program says. The service adds the user's number, which the kernel says.
+/// The caller, as the asking program says. The service adds the user's number, which the kernel says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caller {
     /// The user's name. A service never looks names up: a directory that does not answer would block it.
     #[serde(default)]
     pub user: Option<String>,
-    /// Who became that user by `sudo`.
+    /// The user who became that user by `sudo`.
     #[serde(default)]
     pub login: Option<String>,
     /// The command.

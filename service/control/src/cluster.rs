@@ -12,7 +12,7 @@ pub struct CommSummary {
     pub communicator: u64,
     /// The tenant's name for it, the same on all its hosts.
     pub unique_id: String,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
     /// Its ranks on all hosts.
     pub nranks: u32,
@@ -27,18 +27,18 @@ pub struct CommSummary {
 pub struct StuckSummary {
     /// Its number on the host that tells.
     pub communicator: u64,
-    /// Of which it is a part, if it is one: ranks have the whole's numbers.
+    /// The part that it is, if it is one: ranks have the whole's numbers.
     #[serde(default)]
     pub part: Option<StuckPart>,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
-    /// What it waits for.
+    /// The kind of its wait.
     pub class: StuckClass,
-    /// Who is to blame.
+    /// The ranks to blame.
     pub culprits: Vec<Culprit>,
 }
 
-/// What a host has.
+/// Summary of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSummary {
     /// Its service's version.
@@ -80,7 +80,7 @@ pub struct HostSummary {
 pub struct ClusterHost {
     /// Its name.
     pub host: String,
-    /// What it has; nothing where it did not answer.
+    /// Its summary; none if it did not answer.
     pub summary: Option<HostSummary>,
     /// Why there is no answer, where there is none.
     #[serde(default)]

@@ -38,7 +38,7 @@ pub enum DocumentError {
     Answer,
 }
 
-/// What there is to look at.
+/// Documents to look at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Document {
     /// `show`.
@@ -83,7 +83,7 @@ pub enum Document {
 }
 
 impl Document {
-    /// What a service is asked for, where its answer is the document.
+    /// The request to a service whose answer is the document.
     fn request(&self) -> Option<ControlRequest> {
         let controller = |request| ControlRequest::Controller { request };
         Some(match self {
@@ -207,7 +207,7 @@ fn show(socket: &Path) -> Result<Value, DocumentError> {
     Ok(Value::Object(all))
 }
 
-/// What all hosts have; none where nobody may ask them.
+/// Summaries of all hosts; none if nobody may ask them.
 ///
 /// # Errors
 /// [`DocumentError`].
@@ -220,8 +220,8 @@ pub fn ask_cluster(socket: &Path, stuck: bool) -> Result<Option<ClusterView>, Do
     }
 }
 
-/// What is stuck in the whole cluster. On a host that belongs to none, or where no controller is named, what is stuck on it: `asked` is
-/// `this host` then.
+/// Stuck communicators of the whole cluster. On a host that belongs to none, or where no controller is named, what is stuck on it:
+/// `asked` is `this host` then.
 ///
 /// # Errors
 /// [`DocumentError`].
@@ -255,7 +255,7 @@ fn stuck_here(socket: &Path) -> Result<ClusterView, DocumentError> {
     Ok(ClusterView { asked: THIS_HOST.to_owned(), hosts: vec![host] })
 }
 
-/// What a host without a controller is called in [`stuck`].
+/// Name in [`stuck`] of a host without a controller.
 pub const THIS_HOST: &str = "this host";
 
 #[cfg(test)]

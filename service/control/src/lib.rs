@@ -3,8 +3,9 @@
 //!
 //! Imports the controller's answers and telemetry's views, and nothing that runs: `mccsctl` links this crate, and no service.
 //!
-//! JSON in postcard-framed chunks over the control socket, which only root and the service's own user may use, or over the
-//! observers' socket, whose users may only look. One request a connection. What engines record does not go that way: the answer brings the memory that it lies in.
+//! JSON in postcard-framed chunks over the control socket, which only root and the service's own user may use, or over the observers'
+//! socket, whose users may only look. One request a connection. Records of engines do not go that way: the answer brings the memory that
+//! they lie in.
 
 pub mod acts;
 mod caller;
@@ -73,14 +74,14 @@ pub fn chunks(text: &[u8]) -> Vec<Chunk> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Call {
-    /// What is asked.
+    /// The request.
     pub request: ControlRequest,
-    /// Who asks.
+    /// The caller.
     #[serde(default)]
     pub by: Caller,
 }
 
-/// What the operator asks.
+/// Requests of operators.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlRequest {
@@ -115,7 +116,7 @@ pub enum ControlRequest {
     },
     /// Which engines record, after [`ControlRequest::Trace`]: some may have begun since.
     TraceRings,
-    /// Where an engine records: the answer comes with the memory of its ring.
+    /// Ring of an engine: the answer comes with its memory.
     TraceRing {
         /// Its number.
         ring: u64,
@@ -129,14 +130,14 @@ pub enum ControlRequest {
     MoveEngine {
         /// Which.
         engine: EngineId,
-        /// Where to.
+        /// The other runtime.
         runtime: u32,
     },
     /// Have a runtime's thread run on these CPUs from now on.
     BindRuntime {
         /// Which.
         runtime: u32,
-        /// Where.
+        /// The namespace.
         to: CpuChoice,
     },
     /// Change a communicator's strategy while its job runs; no controller changes it then until [`ControlRequest::Unpin`]. Asked
@@ -144,7 +145,7 @@ pub enum ControlRequest {
     Reconfigure {
         /// Its number.
         communicator: u64,
-        /// What to change.
+        /// The change.
         change: StrategyChange,
         /// Collectives that may start while hosts agree; the service chooses, if `None`.
         window: Option<u32>,
@@ -159,19 +160,21 @@ pub enum ControlRequest {
         /// Its number.
         communicator: u64,
     },
-    /// What all hosts of a communicator know of it now. Who waits at one moment may wait for nobody at the next.
+    /// Accounts of a communicator on all its hosts, as of now. A rank that waits at one moment may wait for
+    /// nobody at the next.
     Accounts {
         /// Its number.
         communicator: u64,
     },
-    /// What all hosts of the cluster have, on any of them.
+    /// Summaries of all hosts of the cluster, on any of them.
     Cluster {
         /// Whether what is stuck is to be found out.
         stuck: bool,
     },
     /// All tenants.
     Tenants,
-    /// Have a tenant until it is taken away, at a socket of its own. Who asks twice has it.
+    /// Have a tenant until it is taken away, at a socket of its own. A second request for the same
+    /// tenant finds it there.
     AddTenant {
         /// Its name, users, quotas and labels. Its socket is the service's choice.
         tenant: Box<TenantConfig>,
@@ -191,7 +194,7 @@ pub enum ControlRequest {
     },
     /// Ask the controller, on its host.
     Controller {
-        /// What.
+        /// The fault.
         request: ControllerRequest,
     },
     /// Do what the holder of a token has signed. Observers hand it on; the service judges.
@@ -252,13 +255,13 @@ impl ControlRequest {
             | ControlRequest::Act { .. }
             | ControlRequest::AddToken { .. }
             | ControlRequest::RemoveToken { .. } => false,
-            // Who may act, and how often they have: nothing that observers need.
+            // Tokens' holders, and how often they have acted: nothing that observers need.
             ControlRequest::Tokens => false,
         }
     }
 }
 
-/// What the service answers.
+/// Answers of the service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlAnswer {
@@ -274,7 +277,7 @@ pub enum ControlAnswer {
     Engines {
         /// The threads.
         runtimes: Vec<RuntimeInfo>,
-        /// What runs on them.
+        /// Engines on them.
         engines: Vec<EngineInfo>,
     },
     /// To [`ControlRequest::Hosts`]; empty where there is a single host.
@@ -308,7 +311,7 @@ pub enum ControlAnswer {
     Tenants(Vec<TenantRow>),
     /// To [`ControlRequest::AddTenant`].
     TenantAdded {
-        /// Where its processes connect.
+        /// Socket for its processes.
         socket: PathBuf,
     },
     /// To [`ControlRequest::RemoveTenant`] where there is none that was added.
@@ -331,7 +334,7 @@ pub enum ControlAnswer {
     Refused(String),
 }
 
-/// What has become of an upgrade.
+/// The result of an upgrade.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeView {
     /// The process that is the service now.
@@ -358,7 +361,7 @@ pub struct TraceBegun {
     pub from_ns: u64,
     /// The same in wall-clock time, since 1970.
     pub wall_ns: u64,
-    /// Where.
+    /// The namespace.
     pub rings: Vec<RingView>,
 }
 
@@ -370,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_request_has_room_for_the_longest_policy() {
-        // Of what may be in a file none takes more than these, and of a file's name none does.
+        // Characters of a file take no more than these, and none of a file's name does.
         let (text, name) = ("\"\n".repeat(POLICY_BYTES_MAX.0 as usize / 2), "\\".repeat(4096));
         let request = ControlRequest::Controller { request: ControllerRequest::Apply { name, text } };
         assert!(serde_json::to_vec(&request).unwrap().len() <= REQUEST_BYTES_MAX);

@@ -26,13 +26,13 @@ pub const FLOWS_TOLD_MAX: usize = 4096;
 /// How much of a quota is in use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaView {
-    /// Of what.
+    /// The resource.
     pub resource: String,
     /// In use now.
     pub used: u64,
     /// May be in use.
     pub limit: u64,
-    /// What the limit follows from; absent where the operator has said it.
+    /// Source of the limit; absent if the operator has said it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_from: Option<String>,
 }
@@ -45,10 +45,10 @@ pub struct TenantView {
     /// The tenant of `policy.toml` whose rules hold for it.
     #[serde(default)]
     pub rules: String,
-    /// What operators are told beside its name.
+    /// Labels for operators beside its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// What it holds.
+    /// Its quotas.
     pub quotas: Vec<QuotaView>,
     /// Operations not ended, now.
     pub in_flight: u64,
@@ -56,7 +56,7 @@ pub struct TenantView {
     pub communicators: u64,
     /// Operations completed, of communicators that have ended, too; here and below.
     pub operations: u64,
-    /// Of those, point-to-point pairs.
+    /// Point-to-point pairs among them.
     pub pairs: u64,
     /// Their payload.
     pub bytes: u64,
@@ -64,12 +64,12 @@ pub struct TenantView {
     pub failed: u64,
     /// Collectives that the service has run, by kind.
     pub kinds: Vec<TenantKindView>,
-    /// What the controller has told this host of what it may have: of all its communicators together.
+    /// The controller's allotment for all its communicators on this host together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allotment: Option<Allotment>,
 }
 
-/// What was left out of an [`Overview`].
+/// Objects that were left out of an [`Overview`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Omitted {
     /// Communicators.
@@ -119,7 +119,7 @@ pub struct Overview {
     pub joining: Vec<LateView>,
     /// Flows to and from other hosts.
     pub flows: Vec<FlowView>,
-    /// What they carry, by peer and path.
+    /// Traffic by peer and path.
     pub paths: Vec<PathView>,
     /// Hosts of the cluster.
     pub hosts: Vec<HostView>,
@@ -135,26 +135,26 @@ pub struct Overview {
     /// Until when other hosts take this one for who it is, in seconds of the Unix epoch: the end of its certificate, or of one above it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_end: Option<u64>,
-    /// Who is the controller, where there is one.
+    /// The controller's office, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub office: Option<OfficeView>,
     /// By how much this host's estimate of the cluster's common clock may be wrong, where its communicators send at certain times.
     #[serde(default)]
     pub clock_error_ns: Option<u64>,
-    /// What the common clock has shown when it was last needed.
+    /// The common clock's time when it was last needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<ClockView>,
-    /// What became of pushes to the collector, where there is one.
+    /// Results of pushes to the collector, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pushes: Option<PushesView>,
     /// Threads.
     pub runtimes: Vec<RuntimeInfo>,
-    /// What runs on them.
+    /// Engines on them.
     pub engines: Vec<EngineInfo>,
     /// Lines that were not logged, since there were too many.
     pub lines_suppressed: u64,
     /// Connections that were refused.
     pub refused: Vec<RefusedView>,
-    /// What is not told.
+    /// Objects that are not told.
     pub omitted: Omitted,
 }

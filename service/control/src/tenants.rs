@@ -38,7 +38,7 @@ impl TenantError {
     }
 }
 
-/// What has become of a tenant that was to be taken away.
+/// The result of taking a tenant away.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removed {
     /// Nothing is left of it.

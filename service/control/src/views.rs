@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub struct HostView {
     /// Its name.
     pub host: String,
-    /// Where other services reach it.
+    /// Address for other services.
     pub address: SocketAddr,
     /// Whether it is the one that answers.
     pub own: bool,
@@ -24,7 +24,7 @@ pub struct HostView {
     pub up: bool,
     /// Since how long.
     pub since_seconds: u64,
-    /// What last went wrong with it.
+    /// Its last trouble.
     pub last_error: Option<String>,
     /// RDMA ports that its flows may leave by, if it is the one that answers and has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub struct TenantRow {
     pub tenant: String,
     /// The tenant of `policy.toml` whose rules hold for it.
     pub rules: String,
-    /// What operators are told beside its name.
+    /// Labels for operators beside its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Its part of the service's threads.
@@ -84,7 +84,7 @@ pub struct TenantRow {
     pub communicators: u64,
     /// Bytes of host memory.
     pub memory_bytes: u64,
-    /// Where its processes connect, if it was added while the service ran.
+    /// Socket of its processes, if it was added while the service ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub added: Option<PathBuf>,
     /// Whether it is being taken away.
@@ -99,7 +99,7 @@ pub struct GpuView {
     pub gpu: String,
     /// Product.
     pub name: String,
-    /// Where it sits.
+    /// PCI address.
     pub pci_bus_id: String,
     /// In words, whose memory it does not reach, as was tried at start: data to those go through memory of the host.
     pub unreached: Vec<String>,
@@ -143,7 +143,7 @@ fn is_zero(count: &u64) -> bool {
 pub struct SessionView {
     /// Its number.
     pub session: u64,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
     /// The job of its communicators, as its launcher calls it; empty before there are any.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -193,7 +193,7 @@ pub struct CommView {
     pub communicator: u64,
     /// Its unique id.
     pub unique_id: String,
-    /// What its tenant calls it; empty where it has no name.
+    /// Its tenant's name for it; empty if it has none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// The job that it is part of, as its launcher calls it; empty where that is not known.
@@ -202,13 +202,13 @@ pub struct CommView {
     /// Traffic class of its packets to other hosts, where it has one of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic_class: Option<u8>,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
     /// Device.
     pub device: String,
     /// Operations completed.
     pub operations: u64,
-    /// Of those, the point-to-point pairs.
+    /// Point-to-point pairs among those.
     pub pairs: u64,
     /// Their payload.
     pub bytes: u64,
@@ -218,7 +218,7 @@ pub struct CommView {
     /// Their bytes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub put_bytes: u64,
-    /// What collectives that the service has run have moved over each link of an ideal ring.
+    /// Bytes over each link of an ideal ring, for collectives that the service has run.
     pub bus_bytes: u64,
     /// Time that these took.
     pub busy_ns: u64,
@@ -239,7 +239,7 @@ pub struct CommView {
     pub failed: u64,
     /// Number of the strategy in force.
     pub epoch: u64,
-    /// What it says, where GPUs carry collectives out.
+    /// Its strategy on GPUs, if these carry collectives out.
     pub on_gpus: Option<GpuStrategy>,
     /// Whether copy engines carry long collectives out, since these come with other work of the tenant's between them.
     #[serde(default)]
@@ -251,7 +251,7 @@ pub struct CommView {
     pub nranks: u32,
     /// Its hosts; none where all ranks are on this one.
     pub hosts: Vec<String>,
-    /// What flows' names say of it, where there are other hosts.
+    /// Its number in flows' names, if there are other hosts.
     pub links: Option<u64>,
     /// Number of the caller's communicator that it is a part of, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -259,7 +259,7 @@ pub struct CommView {
     /// Which part: `team`, `rail 1 of 8`, `copy engines`, `graphs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
-    /// What carries its flows to other hosts.
+    /// Transport of its flows to other hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportKind>,
     /// Why it began over TCP, if it did.

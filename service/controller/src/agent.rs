@@ -11,17 +11,17 @@
 //!
 //! It keeps what operators have told any controller of links, so that the next one need not be told again: the newest word about each.
 //!
-//! Where a pace allots flows a rate, the controller is told what of it they want: at once when that is more than before, and when it
-//! has been less for a while.
+//! If a pace allots flows a rate, the controller is told how much of it they want: at once when that is more than before, and when
+//! it has been less for a while.
 //!
 //! Reports are made when there is room for them ([`Agent::next_report`]): what waits is which communicators are to be told of, each once, not
 //! what they were. A queue that is full is emptied, and the controller asked to begin anew ([`Agent::fall_behind`]).
 //!
-//! It obeys the host alone that the configuration names, and says so to any other that asks it to report. Of that host it obeys the life
-//! that has asked last, unless a newer one was there before, whatever has become of it: an old one that comes back has old policies.
-//! Where the controller is elected, lives are terms, and it obeys the greatest term that it has heard of or voted for, whichever
-//! candidate has it: this is where a controller that was replaced and does not know it is stopped.
-//! An order for a strategy that is not the last one decided is stale, and harms nothing.
+//! It obeys the host alone that the configuration names, and says so to any other that asks it to report. It obeys that host's life that
+//! has asked last, unless a newer one was there before, whatever has become of it: an old one that comes back has old policies. With an
+//! elected controller, lives are terms, and it obeys the greatest term that it has heard of or voted for, whichever candidate has it:
+//! this is where a controller that was replaced and does not know it is stopped. An order for a strategy that is not the last one
+//! decided is stale, and harms nothing.
 //!
 //! `agent/reports.rs` has what it reports, `agent/paces.rs` how engines keep to paces.
 //!
@@ -66,13 +66,13 @@ const ACTS_MAX: usize = 64;
 /// A communicator whose root is here.
 #[derive(Debug, Clone)]
 pub struct Live {
-    /// What all hosts call it.
+    /// All hosts' name for it.
     pub comm: CommId,
     /// Its number here.
     pub number: u64,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
-    /// Where its ranks are.
+    /// Its ranks by host.
     pub hosts: Vec<HostRanks>,
     /// The strategy that was decided last.
     pub chosen: Arc<Chosen>,
@@ -80,11 +80,11 @@ pub struct Live {
     pub profile: Option<Measured>,
     /// Whether an operator wants its strategy to stay.
     pub is_pinned: bool,
-    /// What of its first strategy comes back.
+    /// The part of its first strategy that comes back.
     pub began: Began,
 }
 
-/// What is to be done.
+/// Commands of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentOutput {
     /// Tell the controller.
@@ -93,7 +93,7 @@ pub enum AgentOutput {
     Reply {
         /// Which.
         to: Name,
-        /// What.
+        /// The fault.
         message: AgentMessage,
     },
     /// Test the links to other services.
@@ -120,13 +120,13 @@ pub enum AgentOutput {
     Reduce(Option<Reductions>),
 }
 
-/// Whom the agent does not obey.
+/// A controller that the agent does not obey.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("host {from} orders, and the controller is {controller}")]
 pub struct NotObeyed {
-    /// Who ordered.
+    /// The host that ordered.
     pub from: Name,
-    /// Who may.
+    /// The host that may.
     pub controller: Name,
     /// Whether it has asked for reports, and is to be told ([`AgentMessage::Obeys`]) that there will be none.
     pub has_asked: bool,
@@ -139,7 +139,7 @@ struct Carried {
     expected_epoch: u64,
 }
 
-/// Whom an agent may obey.
+/// Controllers that an agent may obey.
 pub enum Obedience {
     /// This host, in whatever life.
     Host(Name),
@@ -147,7 +147,7 @@ pub enum Obedience {
     Elected {
         /// Those that may be elected, in order. At least one.
         candidates: Vec<Name>,
-        /// Where hosts vote: this one's vote.
+        /// This host's vote, if hosts vote.
         voter: Option<Voter>,
     },
 }
@@ -155,14 +155,14 @@ pub enum Obedience {
 /// See the module's documentation.
 pub struct Agent {
     obedience: Obedience,
-    /// Whom it obeys, or obeyed last.
+    /// The controller that it obeys, or obeyed last.
     controller: Option<Name>,
-    /// What this host has.
+    /// This host's equipment.
     inventory: Inventory,
     life: Option<u64>,
     /// The newest life that was obeyed, or voted for.
     newest_life: u64,
-    /// Whose that is, where it is elected.
+    /// The host with that life, if the controller is elected.
     newest_of: Option<Name>,
     with_profiles: bool,
     known: BTreeMap<CommId, Known>,
@@ -184,7 +184,7 @@ pub struct Agent {
     dead_paths: Vec<(String, FlowPath)>,
     said: LinkOverrides,
     rates: RateWatch,
-    /// What operators did here, and no controller was told yet.
+    /// Operators' acts here of which no controller was told yet.
     acts: VecDeque<Act>,
     budget: LogBudget,
 }
@@ -199,14 +199,14 @@ pub struct Made {
 }
 
 impl Agent {
-    /// Of a host that obeys `controller`.
+    /// The agent of a host that obeys `controller`.
     #[must_use]
     pub fn new(controller: Name) -> Self {
         let obeyed = Some(controller.clone());
         Agent { controller: obeyed, ..Self::obeying(Obedience::Host(controller)) }
     }
 
-    /// Of a host that obeys whom `obedience` says.
+    /// The agent of a host with this obedience.
     #[must_use]
     pub fn obeying(obedience: Obedience) -> Self {
         Agent {
@@ -281,7 +281,7 @@ impl Agent {
         self.life.map(|_| AgentOutput::Tell(AgentMessage::Path { peer, path, answers }))
     }
 
-    /// Whom it obeys, or obeyed last; none before anybody was elected.
+    /// The controller that it obeys, or obeyed last; none before anybody was elected.
     #[must_use]
     pub fn controller(&self) -> Option<&Name> {
         self.controller.as_ref()
@@ -314,7 +314,7 @@ impl Agent {
         let may_ask = has_asked || matches!(message, ControllerMessage::Claim { .. });
         let (may_speak, named) = match &self.obedience {
             Obedience::Host(host) => (from == host, Some(host)),
-            // Who has the office asks first.
+            // A host with the office asks first.
             Obedience::Elected { candidates, .. } => {
                 let is_obeyed = self.controller.as_ref() == Some(from);
                 (candidates.contains(from) && (may_ask || is_obeyed), candidates.first())

@@ -1,4 +1,4 @@
-//! What the controller knows of the cluster's hosts, links and flows, and what it has told each
+//! The controller's knowledge of the cluster's hosts, links and flows, and its last words to each
 //! host of them.
 
 pub(crate) mod cluster_rates;

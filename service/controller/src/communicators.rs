@@ -78,7 +78,7 @@ impl Communicators {
         self.0.extract_if(.., |comm, _| comm.root == *host).count() > 0
     }
 
-    /// What hosts have reported, in the order in which communicators arrived.
+    /// Hosts' reports, in the order in which communicators arrived.
     pub(super) fn reports(&self) -> Vec<&Report> {
         let mut reports: Vec<&Report> = self.0.values().map(Communicator::report).collect();
         admission_order::sort(&mut reports);

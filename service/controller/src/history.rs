@@ -27,7 +27,7 @@ pub enum Went {
     Failed(String),
 }
 
-/// Whose doing an entry is.
+/// Authors of entries.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EntryKind {
@@ -47,13 +47,13 @@ pub struct Entry {
     pub number: u64,
     /// When.
     pub at: Instant,
-    /// What.
+    /// The fault.
     pub what: String,
     /// Why.
     pub why: String,
     /// How it went.
     pub went: Went,
-    /// Whose doing it is.
+    /// Its author.
     pub kind: EntryKind,
     /// The operator, where one did it: user and command, or file.
     pub by: Option<String>,
@@ -92,7 +92,7 @@ pub struct History {
 }
 
 impl History {
-    /// What an earlier life has done, in order; before anything is noted.
+    /// Knows entries of an earlier life, in order; before anything is noted.
     pub fn remember(&mut self, entries: impl IntoIterator<Item = Entry>) {
         for entry in entries.into_iter().filter(|entry| (1..u64::MAX).contains(&entry.number)) {
             self.next = entry.number - 1;

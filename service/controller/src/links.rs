@@ -23,7 +23,7 @@ pub struct DeadLink {
     pub why: String,
 }
 
-/// What hosts say otherwise than before.
+/// Hosts' news of links.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundNews {
     /// Links that were not dead before.

@@ -1,5 +1,5 @@
-//! What is told: between controller and agents, and between controller and operators. Plain data,
-//! and the controller's outputs in order.
+//! Messages between controller and agents, and between controller and operators. Plain data, and
+//! the controller's outputs in order.
 
 pub mod answer;
 pub mod message;

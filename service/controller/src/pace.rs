@@ -117,8 +117,8 @@ fn payload_bps(allotted_bps: f64) -> u64 {
     ((allotted_bps * PAYLOAD).round() as u64).max(CAP_MIN_BPS)
 }
 
-/// What every host of a decision is told, by host; `rates` are what its flows are allotted, where tenants have shares, and `comm_of` what
-/// hosts call a communicator of the policy's.
+/// Paces of every host of a decision, by host; `rates` are allotments of its flows, if tenants have shares, and `comm_of` is hosts' name
+/// for a communicator of the policy's.
 #[must_use]
 pub fn host_paces(
     topology: &Topology,
@@ -197,13 +197,13 @@ impl HostPace {
         *self == HostPace::default()
     }
 
-    /// What its flows are allotted together, in bits of payload per second; 0 where they are not.
+    /// Allotment of its flows together, in bits of payload per second; 0 if they have none.
     #[must_use]
     pub fn allotted_bps(&self) -> u64 {
         self.flows.iter().fold(0, |sum, flow| sum.saturating_add(flow.cap_bps))
     }
 
-    /// What it says of the tenant, if anything.
+    /// The tenant's allotment, if there is one.
     #[must_use]
     pub fn allotment(&self) -> Option<Allotment> {
         let Self { cap_bps: flow_cap_bps, host_cap_bps, weight_milli, .. } = *self;
@@ -230,7 +230,7 @@ impl HostPace {
         shortest.min().filter(|ns| *ns < u64::MAX).map(|ns| Duration::from_nanos(ns / 8))
     }
 
-    /// What is wrong with it, if anything.
+    /// The mistake in it, if there is one.
     ///
     /// # Errors
     /// In words.

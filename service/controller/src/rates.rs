@@ -19,24 +19,24 @@ use mccs_telemetry::flows::{PathView, path_called, path_name};
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Paths that a host tells of apart, those that carry most: with the longest names they fit a message.
 pub const PATHS_MAX: usize = 256;
-/// What sends less sends nothing.
+/// A flow below this rate sends nothing.
 const RATE_MIN_BPS: u64 = 1_000_000;
 /// A rate that differs from what was told by more than this part of it is news.
 const NEWS_PART: u64 = 8;
 
-/// What goes over a path.
+/// Rate of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathRate {
     /// The host that it leads to.
     pub to: String,
-    /// What steers packets there; without the priority, which all paths of a network have.
+    /// Steering of packets there; without the priority, which all paths of a network have.
     pub path: FlowPath,
     /// Payload in bits per second.
     pub bps: u64,
 }
 
-/// What all flows of a host send.
+/// Rates of all flows of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostRates {
@@ -55,7 +55,7 @@ impl HostRates {
     /// Checks what a host has told.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The mistake in it, in words.
     pub fn check(&self) -> Result<(), &'static str> {
         if self.paths.len() > PATHS_MAX {
             Err("it tells of too many paths")
@@ -79,7 +79,7 @@ impl HostRates {
     }
 }
 
-/// What is counted together: the host that flows lead to, and their path's name.
+/// Key of flows that are counted together: the host that they lead to, and their path's name.
 type Key = (String, String);
 
 /// A host's eye on its flows.

@@ -24,12 +24,14 @@
 //! | `ToldReductions` | what hosts were told of how GPUs reduce |
 //! | `Effects` | outputs, the history, and when it is decided again |
 //!
-//! What an operator has chosen by hand is *pinned*: all else is planned around it, and it is not ordered otherwise.
+//! A strategy that an operator has chosen by hand is *pinned*: all else is planned around it, and it is not ordered
+//! otherwise.
 //!
-//! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
-//! before it. Where hosts remember a later life than its own it takes one after that: hosts let a single service of a name in, so
-//! whoever is let in has the role. The life of an elected controller is its term: a host that remembers a greater one ends it. Orders that belong to a policy, file or link that was put in force are its rollout: when one of
-//! them is refused for what it asks for, what was in force before is again.
+//! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one before
+//! it. If hosts remember a later life than its own it takes one after that: hosts let a single service of a name in, so whoever is let in
+//! has the role. The life of an elected controller is its term: a host that remembers a greater one ends it. Orders that belong to a
+//! policy, file or link that was put in force are its rollout: when one of them is refused for what it asks for, what was in force before
+//! is again.
 //!
 //! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
 //! [`Controller::next_deadline`].
@@ -86,11 +88,11 @@ pub struct Controller {
 pub struct Term {
     /// Greater than all before.
     pub number: u64,
-    /// What the common clock shows.
+    /// Time of the common clock.
     pub common_ns: u64,
     /// Since when this host meets others: they are waited for from then on.
     pub since: Instant,
-    /// Who had the office before and has not said that it gives it up: its host may be lost.
+    /// The host that had the office before and has not said that it gives it up: it may be lost.
     pub lost: Option<Name>,
 }
 
@@ -135,12 +137,12 @@ impl Controller {
         self.effects.outbox.pop()
     }
 
-    /// What operators have said of links, from an earlier life; before anything else is heard.
+    /// Keeps operators' overrides of links from an earlier life; before anything else is heard.
     pub fn remember(&mut self, links: Vec<LinkOverride>) {
         self.faults.remember(links);
     }
 
-    /// What it did, why, and how it went.
+    /// Acts, with their reasons and results.
     pub fn history(&mut self) -> &mut History {
         &mut self.effects.history
     }
@@ -213,7 +215,7 @@ impl Controller {
             && self.config.take_try_again()
             && let Some(config) = self.config.try_again(&self.inventories.actual_hosts(&self.hosts))
         {
-            // What they contradicted then is right now.
+            // A file that they contradicted then is right now.
             self.begin(config, &Cause::of_cluster("hosts have what its topology names"), None, now);
         }
         if self.hosts.waits_until(now).is_some() {
@@ -266,7 +268,7 @@ impl Controller {
         self.effects.decisions.order_and_pace();
     }
 
-    /// Files of the operator have changed. What is refused changes nothing.
+    /// Files of the operator have changed. A refused file changes nothing.
     fn change_files(&mut self, files: Texts, now: Instant) {
         self.config.note_changed(&files);
         let Err(files) = self.rollouts.defer(files) else { return };
@@ -364,7 +366,7 @@ impl Controller {
         history.note(what, decisions.last_cause(), Went::Done, now);
     }
 
-    /// What operators are shown.
+    /// The operators' view.
     fn cluster(&self) -> Cluster<'_> {
         Cluster {
             life: self.effects.outbox.life(),
@@ -378,7 +380,7 @@ impl Controller {
         }
     }
 
-    /// What a single decision may have to tell: an order and a place for each communicator, and a pace for each of its hosts.
+    /// Most messages of a single decision: an order and a place for each communicator, and a pace for each of its hosts.
     #[must_use]
     pub fn tells_at_most(&self) -> usize {
         self.comms.values().map(|communicator| 2 + communicator.report().hosts.len()).sum()
@@ -404,7 +406,7 @@ impl Controller {
         self.config.in_force().map(|config| &*config.network.text.text)
     }
 
-    /// What hosts have reported, in the order in which communicators arrived.
+    /// Hosts' reports, in the order in which communicators arrived.
     pub(crate) fn reports(&self) -> Vec<&crate::messages::message::Report> {
         self.comms.reports()
     }

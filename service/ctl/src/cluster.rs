@@ -97,8 +97,8 @@ fn remarks(summary: &HostSummary) -> Vec<String> {
     remarks
 }
 
-/// What is stuck in the whole cluster; fails if something is, or if a host could not be asked. On a host that belongs to none, or
-/// where no controller is named, what is stuck on it.
+/// Stuck communicators of the whole cluster; fails if there are any, or if a host could not be asked. On a host that belongs to
+/// none, or where no controller is named, what is stuck on it.
 pub fn stuck(socket: &Path, json: bool) -> anyhow::Result<()> {
     let view = documents::stuck(socket)?;
     let has_peers =

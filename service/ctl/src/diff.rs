@@ -8,7 +8,7 @@ use mccs_controller::pace::HostPace;
 
 use crate::policy::strategy;
 
-/// Of every communicator.
+/// Changes of every communicator.
 pub fn print(PolicyDiff { communicators: all, not_enforced }: &PolicyDiff) {
     not_enforced.iter().for_each(|what| say!("decided, not enforced: {what}"));
     if !all.iter().any(|view| view.changes) {
@@ -57,7 +57,7 @@ fn paces<'a>(
 
 /// Lines of both in order: those that stay (` `), go (`-`) and come (`+`), with as many that stay as there can be.
 fn marked<'a>(before: &'a [String], after: &'a [String]) -> Vec<(char, &'a str)> {
-    // Of what is left of both from there on, the lines that can stay.
+    // Lines that can stay, of the rest of both from there on.
     let mut stay = vec![vec![0_usize; after.len() + 1]; before.len() + 1];
     for (i, old) in before.iter().enumerate().rev() {
         for (j, new) in after.iter().enumerate().rev() {

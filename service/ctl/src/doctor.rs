@@ -18,7 +18,7 @@ use serde::Serialize;
 use self::host::HostFacts;
 use self::service::ServiceState;
 
-/// Where packages have the configuration.
+/// Configuration of packages.
 const CONFIG: &str = "/etc/mccs/service.toml";
 
 /// Check this host: configuration, service, driver, peer access, RDMA devices, limits, clocks, and what
@@ -44,13 +44,13 @@ enum Verdict {
     Problem,
 }
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
     check: &'static str,
     verdict: Verdict,
     found: String,
-    /// What to do about it; none where all is well.
+    /// Advice; none if all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
 }

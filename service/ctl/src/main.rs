@@ -155,7 +155,7 @@ enum Command {
         /// The hosts' names.
         #[arg(long, required = true, value_delimiter = ',', value_name = "HOST,...")]
         hosts: Vec<String>,
-        /// Where to write authority.crt, HOST.crt and HOST.key; made if it is missing.
+        /// Folder for authority.crt, HOST.crt and HOST.key; made if it is missing.
         #[arg(long, value_name = "DIR")]
         dir: PathBuf,
         /// Replace keys that are there.

@@ -96,7 +96,7 @@ fn read(file: &Path) -> anyhow::Result<(String, String)> {
 }
 
 impl PolicyCommand {
-    /// What the service is asked for; nothing where the file alone says it all.
+    /// The request to the service; nothing if the file alone says it all.
     pub fn request(&self, json: bool) -> anyhow::Result<Option<ControlRequest>> {
         let request = match self {
             PolicyCommand::Check { file, topology, service } => {
@@ -150,7 +150,7 @@ fn check(file: &Path, topology: Option<&Path>, service: Option<&Path>, json: boo
     Ok(())
 }
 
-/// A controller's answer. What was asked for and did not come about is an error.
+/// A controller's answer. A request that did not come about is an error.
 pub fn print(answer: &ControllerAnswer) {
     match answer {
         ControllerAnswer::Office(view) => office(view),

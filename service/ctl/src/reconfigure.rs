@@ -49,7 +49,7 @@ pub struct Reconfigure {
 }
 
 impl Reconfigure {
-    /// What the service is asked for.
+    /// The request to the service.
     pub fn request(&self) -> anyhow::Result<ControlRequest> {
         if self.unpin {
             return Ok(ControlRequest::Unpin { communicator: self.communicator });

@@ -7,7 +7,7 @@ use mccs_runtime::{EngineInfo, RuntimeInfo, work_by_tenant};
 use mccs_telemetry::failed::FailedView;
 use mccs_telemetry::missing_ranks::LateView;
 
-/// Who can be reached.
+/// Hosts, and whether they can be reached.
 pub fn hosts(hosts: &[HostView]) {
     if hosts.is_empty() {
         say!("a single host: service.toml has no [exchange]\n");
@@ -37,7 +37,7 @@ pub fn hosts(hosts: &[HostView]) {
     say!();
 }
 
-/// What the service has, and what it has lost.
+/// GPUs of the service, lost ones included.
 pub fn gpus(gpus: &[GpuView]) {
     if gpus.is_empty() {
         say!("no GPUs: the service's log says why\n");
@@ -143,7 +143,7 @@ pub fn comms(comms: &[CommView]) {
     say!();
 }
 
-/// What carries a communicator's flows, and why that is not faster.
+/// Transport of a communicator's flows, and why it is no faster.
 pub fn over(transport: TransportKind, comm: &CommView) -> String {
     let reason = comm.transport_reason.as_ref();
     reason.map_or_else(|| transport.to_string(), |reason| format!("{transport}: {reason}"))
@@ -198,7 +198,7 @@ pub fn engines(runtimes: &[RuntimeInfo], engines: &[EngineInfo]) {
     engine_work(engines);
 }
 
-/// Where a runtime's thread runs: the node that it is bound to, and its CPUs.
+/// CPUs of a runtime's thread: the node that it is bound to, and its CPUs.
 fn cpus(runtime: &RuntimeInfo) -> String {
     match runtime.bound_to.strip_prefix("node") {
         Some(node) => format!("node{node}: {}", runtime.cpus),

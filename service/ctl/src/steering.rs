@@ -25,7 +25,7 @@ pub struct SteeringCommand {
     /// This host's service.toml: its name, and the addresses of the others.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// What the network is to be like.
+    /// The wanted network.
     #[arg(long, value_name = "FILE")]
     topology: PathBuf,
     /// Hosts to send to. Default: one of each other rack.
@@ -37,7 +37,7 @@ pub struct SteeringCommand {
     from: Option<IpAddr>,
 }
 
-/// Where packets with a source port or code point of a spine have gone.
+/// Ways of packets with a source port or code point of a spine.
 #[derive(Debug, Clone, Serialize)]
 struct Trace {
     spine: String,
@@ -80,7 +80,7 @@ impl Trace {
     }
 }
 
-/// What is not as the topology says, or cannot be told. Empty: all is well.
+/// Deviations from the topology, and questions that stay open. Empty: all is well.
 fn findings(traces: &[Trace]) -> Vec<String> {
     let mut found = Vec::new();
     for (at, one) in traces.iter().enumerate() {

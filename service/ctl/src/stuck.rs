@@ -6,7 +6,7 @@ use std::path::Path;
 use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_telemetry::stuck::{Culprit, StuckClass, StuckPart, StuckReport};
 
-/// What moved between two looks: `12 collectives in the last 100 ms`.
+/// Movement between two looks: `12 collectives in the last 100 ms`.
 fn moved(Progress { ms, collectives, messages, bytes }: Progress) -> String {
     let count = |number: u64, one: &str, more: &str| match number {
         0 => None,
@@ -23,7 +23,7 @@ fn moved(Progress { ms, collectives, messages, bytes }: Progress) -> String {
     format!("{parts} in the last {ms} ms")
 }
 
-/// What a communicator waits for, or that it waits for nothing.
+/// A communicator's wait, or that it waits for nothing.
 pub fn verdict(class: StuckClass, progress: Option<Progress>) -> String {
     match class {
         StuckClass::NotStuck => "nobody waits".to_owned(),
@@ -43,7 +43,7 @@ pub fn named(communicator: u64, part: Option<&StuckPart>) -> String {
     format!("communicator {communicator}{}", part.unwrap_or_default())
 }
 
-/// Who is to blame, in a line.
+/// A rank to blame, in a line.
 pub fn culprit(culprit: &Culprit) -> String {
     let rank = culprit.rank.map_or_else(String::new, |rank| format!(" rank {rank}"));
     let gpu = culprit.gpu.map(|gpu| format!("GPU {gpu}"));
@@ -84,7 +84,7 @@ fn ask(socket: &Path, communicator: u64) -> anyhow::Result<StuckReport> {
     }
 }
 
-/// What is wrong, who is to blame, and how far each host is.
+/// The fault, the ranks to blame, and the progress of each host.
 pub fn print(report: &StuckReport) {
     let named = named(report.communicator, report.part.as_ref());
     say!("{named}: {}", verdict(report.class, report.progress));

@@ -24,9 +24,9 @@ pub enum TokenCommand {
 /// Make a token, and print it: its id, a dot, and its secret. The service tells it this once.
 #[derive(Args)]
 pub struct Add {
-    /// Whose it is, for the history.
+    /// Its owner, for the history.
     name: String,
-    /// What it may: policy (and links), tenants, communicators, host (drain).
+    /// Its rights: policy (and links), tenants, communicators, host (drain).
     #[arg(long, required = true, value_delimiter = ',', value_name = "RIGHT,...")]
     rights: Vec<Right>,
     /// For how long, 168h at most.

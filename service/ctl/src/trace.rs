@@ -21,7 +21,7 @@ pub struct Trace {
     /// How long.
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     seconds: f64,
-    /// Where to write it.
+    /// Path of the trace.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -72,7 +72,7 @@ pub struct MergeTraces {
     /// The hosts' traces.
     #[arg(required = true, value_name = "FILE")]
     traces: Vec<PathBuf>,
-    /// Where to write it; what is there is replaced.
+    /// Path of the trace; an existing file is replaced.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }

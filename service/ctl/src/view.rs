@@ -138,7 +138,7 @@ fn straggler_here(comm: &CommView, then: Option<&CommView>) -> Option<(u32, f64)
     comm.ranks.iter().filter_map(late).max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// Who came last on any of a communicator's hosts, or else on this one, and by how much.
+/// The rank that came last on any of a communicator's hosts, or else on this one, and by how much.
 fn comes_last(comm: &CommView, then: Option<&CommView>, before: &Snapshot, now: &Snapshot) -> Option<String> {
     let accounts = before.accounts.get(&comm.communicator).zip(now.accounts.get(&comm.communicator));
     if let Some(of_all) = accounts.and_then(|(before, now)| straggler(before, now)) {
@@ -207,7 +207,7 @@ fn paths(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     table(3, &heads, &rows, 0, "")
 }
 
-/// What carries a flow; over RDMA also the port that it goes by, if it has one now.
+/// The transport of a flow; over RDMA also the port that it goes by, if it has one now.
 fn flows(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     let mut flows: Vec<(f64, &FlowView)> = now
         .flows

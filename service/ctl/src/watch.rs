@@ -25,13 +25,13 @@ const END: &str = "\x1b[?25h\n";
 /// Communicators of several hosts whose other hosts are asked at a look, the first: each asks all of them.
 const ASKED_MAX: usize = 16;
 
-/// What a service says at one time.
+/// A service's answers at one time.
 #[derive(serde::Serialize)]
 pub struct Snapshot {
-    /// What the service knows.
+    /// The service's overview.
     #[serde(flatten)]
     pub overview: Overview,
-    /// What all hosts of a communicator know of it, by its number.
+    /// Accounts of all hosts of a communicator, by its number.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub accounts: BTreeMap<u64, Box<Accounts>>,
 }
@@ -69,7 +69,7 @@ impl Watch {
         }
         let watched = self.look_on(socket, json, on_screen, interval);
         if on_screen {
-            // What went wrong before is what counts.
+            // An earlier error is the one that counts.
             let mut out = std::io::stdout().lock();
             let ended = write!(out, "{END}").and_then(|()| out.flush());
             watched?;

@@ -1,4 +1,4 @@
-//! What `mccsctl` says without a service.
+//! Messages of `mccsctl` without a service.
 
 use std::process::{Command, Output};
 

@@ -17,7 +17,7 @@ pub struct Operand {
     bytes: u64,
     /// Keeps the range mapped; `None` where whoever made the operand does.
     region: Option<Arc<Region>>,
-    /// Where the data is instead, if it is in a GPU's memory.
+    /// Place of the data, if it is in a GPU's memory.
     twin: Option<TwinPlace>,
 }
 
@@ -54,7 +54,7 @@ impl Operand {
         is_inside.then(|| Operand { twin: Some(TwinPlace { twin: Arc::clone(twin), offset }), ..self })
     }
 
-    /// Where its data is, if that is a GPU's memory. The range of the region is then there to copy it to.
+    /// Place of its data, if that is a GPU's memory. The range of the region is then there to copy it to.
     #[must_use]
     pub fn twin(&self) -> Option<&TwinPlace> {
         self.twin.as_ref()
@@ -163,7 +163,7 @@ pub struct Collective<'a> {
     pub dtype: DataType,
     /// How elements are combined; a sum where none are.
     pub redop: RedOp,
-    /// Whose it is.
+    /// Its owner.
     pub share: Share,
     /// The ranks of this host.
     pub ranks: &'a dyn RankCalls,
@@ -191,6 +191,6 @@ pub struct RemoteMessage<'a> {
     pub track: u32,
     /// This host's: one of the two.
     pub rank: u32,
-    /// What is sent, or where it goes.
+    /// The operand that is sent, or received into.
     pub operand: &'a Operand,
 }

@@ -11,10 +11,10 @@ use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExc
 use mccs_ipc::types::CollectiveKind;
 use mccs_kernels::cuda::{Stamp, SymmetricBufferCounts};
 
-/// A collective of which all ranks have said when it ran. What they say is their tenant's word.
+/// A collective of which all ranks have said when it ran. Their values are their tenant's word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedCollective {
-    /// What it was.
+    /// Its kind.
     pub kind: CollectiveKind,
     /// Payload, as nccl-tests counts it.
     pub payload_bytes: u64,
@@ -35,7 +35,7 @@ impl TimedCollective {
         self.late.iter().take(nranks as usize).map(|late| self.took + waited - *late).sum()
     }
 
-    /// Of all ranks' stamps, by rank; `None` if they are not of one collective.
+    /// The collective of all ranks' stamps, by rank; `None` if they are not of one collective.
     fn of(stamps: &[Stamp]) -> Option<Self> {
         let Stamp { kind, payload_bytes, .. } = *stamps.first()?;
         let is_same = |stamp: &Stamp| (stamp.kind, stamp.payload_bytes) == (kind, payload_bytes);
@@ -49,7 +49,8 @@ impl TimedCollective {
         stamps.iter().all(is_same).then_some(timed)
     }
 
-    /// Of all ranks' stamps of a round. It ends with the first result: others may come for theirs when they like.
+    /// The collective of all ranks' stamps of a round. It ends with the first result: others may come for theirs
+    /// when they like.
     fn of_round(shm_exchange: &ShmExchange, round: u64) -> Option<Self> {
         let nranks = shm_exchange.layout().nranks;
         let stamps = (0..nranks).map(|rank| shm_exchange.stamp(rank, round)).collect::<Option<Vec<_>>>()?;
@@ -68,18 +69,18 @@ impl TimedCollective {
     }
 }
 
-/// What was found since the reading before.
+/// Times found since the reading before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reading {
     /// Collectives that have ended on all ranks.
     pub ended: u64,
-    /// Of these the last ones, as far as they were found: a sample.
+    /// The last ones of these, as far as they were found: a sample.
     pub timed: Vec<TimedCollective>,
 }
 
 /// No collective among ranks takes less.
 const OPERATION_TIME_MIN: Duration = Duration::from_nanos(100);
-/// What is kept of a sample that nobody looks at.
+/// Most of a sample that nobody looks at.
 const SAMPLE_MAX: usize = 4096;
 
 impl Reading {
@@ -98,14 +99,14 @@ impl Reading {
     }
 }
 
-/// What was read before.
+/// Counts that were read before.
 #[derive(Debug, Default)]
 pub struct Times {
     seen: u64,
 }
 
 impl Times {
-    /// What ranks, by number, have counted; `within` is the time since they were read before, and no collectives take more together.
+    /// Counts of ranks, by number; `within` is the time since they were read before, and no collectives take more together.
     pub fn read(&mut self, ranks: &[SymmetricBufferCounts], within: Duration) -> Reading {
         let ended = ranks.iter().map(SymmetricBufferCounts::operations).min().unwrap_or(0);
         let new = *SymmetricBufferCounts::last(ended).start().max(&(self.seen + 1))..=ended;

@@ -16,11 +16,11 @@ pub enum DeviceEvent {
         /// As it was launched.
         job: Handle,
     },
-    /// What the ranks of a communicator share is made, or cannot be.
+    /// The shared parts of a communicator's ranks are made, or cannot be.
     Prepared {
         /// As it was asked for.
         key: Handle,
-        /// What it is.
+        /// Its kind.
         prepared: Result<Box<Prepared>, SetupError>,
     },
     /// The device cannot do what it was given: the communicator ends.

@@ -41,15 +41,15 @@ pub use self::workers::{BoundSchedule, LaunchError, Launched, Piece, PieceJob, Q
 pub struct NewGroup<'a> {
     /// The ranks' GPUs, as the device counts them; none where a rank's buffers are host memory.
     pub gpus: &'a [Option<usize>],
-    /// What the ranks' tenant was charged for them. What is made keeps these.
+    /// Charges of the ranks' tenant for them. The new parts keep these.
     pub charges: &'a [Arc<Charge>],
-    /// What the GPUs' driver opens between all ranks' processes and this one.
+    /// Kinds that the GPUs' driver opens between all ranks' processes and this one.
     pub opens: Opens,
     /// Whether the ranks' kernels meet in pinned memory of the host, since their GPUs do not reach each other.
     pub meets_on_host: bool,
 }
 
-/// What became of [`Device::prepare`].
+/// The result of [`Device::prepare`].
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one is made for a communicator, and moved a few times")]
 pub enum Prepare {
@@ -59,7 +59,7 @@ pub enum Prepare {
     Begun,
 }
 
-/// What a new communicator's ranks are given.
+/// Parts that a new communicator's ranks are given.
 #[derive(Debug)]
 pub struct Prepared {
     /// Descriptors of what they share, in the order in which they open it.
@@ -68,7 +68,7 @@ pub struct Prepared {
     pub shared: Shared,
 }
 
-/// What the ranks of a communicator share, and so how its operations are executed.
+/// Parts that the ranks of a communicator share, and so how its operations are executed.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one is made for a communicator, and moved a few times")]
 pub enum Shared {
@@ -78,7 +78,7 @@ pub enum Shared {
     Exchange(Arc<TenantShmExchange>),
     /// A page and symmetric buffers, by which their kernels do collectives: device-initiated execution.
     DeviceInitiated {
-        /// What ranks need to know.
+        /// The ranks' share.
         share: Box<DeviceInitiatedShare>,
         /// The service's side.
         group: DeviceInitiatedGroup,

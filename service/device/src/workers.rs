@@ -8,7 +8,7 @@ use mccs_runtime::Share;
 
 use super::host::Bound;
 
-/// What became of a launch.
+/// The result of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launched {
     /// It has ended.
@@ -24,7 +24,7 @@ pub enum LaunchError {
     /// Buffers are of another kind of device.
     #[error("bug: the buffers of rank {rank} are not in memory of the {device} device")]
     WrongMemory {
-        /// Whose.
+        /// The tenant's name.
         rank: u32,
         /// The device that was to run it.
         device: &'static str,
@@ -32,7 +32,7 @@ pub enum LaunchError {
     /// A schedule does more with memory of a GPU than to send it and receive into it, which takes a processor.
     #[error("bug: a rail's {kind} on rank {rank} has steps that memory of a GPU is not for")]
     InTwin {
-        /// Whose.
+        /// The tenant's name.
         rank: u32,
         /// The collective.
         kind: mccs_ipc::types::CollectiveKind,
@@ -65,14 +65,14 @@ pub trait PieceJob: Send + Sync {
     /// Takes a piece, or a part of one, and runs it.
     fn run_piece(&self, quantum: Quantum) -> Piece;
 
-    /// Whose it is.
+    /// Its owner.
     fn share(&self) -> Share;
 
     /// Nanoseconds that so much takes about.
     fn quantum_ns(&self, quantum: Quantum) -> u64;
 }
 
-/// What [`PieceJob::run_piece`] did.
+/// The result of [`PieceJob::run_piece`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
     /// Ran one; there may be more.
@@ -88,7 +88,7 @@ pub enum Piece {
 pub struct BoundSchedule {
     /// The steps.
     pub schedule: Arc<Schedule>,
-    /// Where this host's buffers are.
+    /// Buffers of this host.
     pub bound: Arc<Bound>,
     /// Bytes of an operand to work on at a time.
     pub piece_bytes: u64,

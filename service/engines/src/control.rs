@@ -54,7 +54,7 @@ pub struct ControlEngine {
     next: u64,
     controlled: Controlled,
     questions: Questions,
-    /// What operators do that other engines answer, by connection; also of those who have gone.
+    /// Operators' acts that other engines answer, by connection; also of those who have gone.
     acts: BTreeMap<u64, Act>,
     /// Closes connections of those who are not let in, who may have left in them what does not close.
     strangers: FdCloser<()>,
@@ -112,7 +112,7 @@ impl ControlEngine {
         true
     }
 
-    /// The answer; `None` if another engine will give it to connection `number`. What changes something is logged, and told the controller.
+    /// The answer; `None` if another engine will give it to connection `number`. A change is logged, and told the controller.
     fn answer(&mut self, number: u64, connection: &mut Connection) -> Option<ControlAnswer> {
         let Call { request, by } = match serde_json::from_slice(&connection.request) {
             Ok(call) => call,
@@ -138,11 +138,11 @@ impl ControlEngine {
         answer
     }
 
-    /// What an operator did is known by how it was answered.
+    /// The answer tells what became of an operator's act.
     fn note_act(&self, act: Act, answer: &ControlAnswer) {
         let went = match answer {
             ControlAnswer::Refused(reason) | ControlAnswer::TryAgain(reason) => Went::Failed(reason.clone()),
-            // Who takes away what is gone has changed nothing.
+            // A request that takes away what is gone has changed nothing.
             ControlAnswer::NoTenant => return,
             _ => Went::Done,
         };
@@ -299,7 +299,7 @@ fn begin_trace(registry: &Registry, duration: Duration) -> ControlAnswer {
         return ControlAnswer::Refused(format!("a trace takes up to {TRACE_MAX:?}, and more than nothing"));
     }
     registry.recorders.begin_until(Instant::now() + duration);
-    // What GPUs do is read from now on.
+    // Times of GPUs are read from now on.
     registry.comms().iter().for_each(|comm| comm.ask());
     // The controller's agent learns the common clock meanwhile.
     registry.note_comms();
@@ -347,7 +347,7 @@ impl Engine for ControlEngine {
             if before != connection.progress() {
                 connection.since = cx.now;
             }
-            // Who says nothing keeps nobody else out.
+            // A silent connection keeps nobody else out.
             if is_kept && connection.deadline(is_crowded).is_none_or(|deadline| cx.now < deadline) {
                 // A reader that is slower than its answer keeps the engine awake: at most the few that may connect.
                 busy |= before != connection.progress() || !connection.answer.is_empty();

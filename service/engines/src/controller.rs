@@ -11,7 +11,7 @@
 //! An elected controller is made when its term begins, and dropped when it ends. Nothing leaves it while its office is not sure:
 //! what it would say waits until the office is confirmed, or goes with the term.
 //!
-//! What other hosts tell is read with care: what cannot be read is counted, and logged within a budget. The registry is looked at
+//! Messages of other hosts are read with care: unreadable ones are counted, and logged within a budget. The registry is looked at
 //! when it says that something has changed, before the answer to a change is passed on, so that a controller knows of a strategy
 //! before it hears that its order was carried out.
 //!
@@ -93,9 +93,9 @@ pub struct ControllerEngine {
     probes: Probes,
     cluster: ClusterAsker,
     interfaces: Watch,
-    /// What was told of who has the role: term, whether it is here and acts, and how often the store has come and gone.
+    /// The office as it was last told: term, whether it is here and acts, and how often the store has come and gone.
     seen_office: Option<(u64, bool, bool, u64)>,
-    /// What was told and could not be read, or was none of the teller's business.
+    /// Messages that could not be read, or were none of the teller's business.
     refused: u64,
     budget: LogBudget,
     /// Whether it was polled.
@@ -422,7 +422,7 @@ impl ControllerEngine {
         if let Some(role) = self.role.take() {
             tracing::warn!(term = had, "this host is the controller no longer");
             role.end("this host is the controller no longer; ask again, where it is now");
-            // What it would have said, and reports of this host's own among them, which are made anew.
+            // Its messages go, and reports of this host's own among them, which are made anew.
             self.outbox.forget_messages();
             let message = self.agent.fall_behind();
             message.into_iter().for_each(|message| self.tell_controller(&message));
@@ -446,7 +446,7 @@ impl ControllerEngine {
         }
     }
 
-    /// Who has the role, for operators and metrics.
+    /// The office, for operators and metrics.
     fn office(&self, now: Instant) -> OfficeView {
         let (candidates, is_elected) = match &self.settings.choice {
             ControllerChoice::Host(_) => (Vec::new(), false),

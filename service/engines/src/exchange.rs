@@ -37,14 +37,14 @@ const OFFER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// Takes an event, or gives it back when there is no room.
 pub type EventSink = Box<dyn FnMut(Event) -> Result<(), Event> + Send>;
 
-/// What an exchange engine is told.
+/// Settings of an exchange engine.
 #[derive(Debug, Clone)]
 pub struct ExchangeSettings {
     /// This host.
     pub own: Name,
     /// All hosts, this one included, and where they are reached.
     pub hosts: Vec<(Name, SocketAddr)>,
-    /// Where to listen.
+    /// Listening address.
     pub listen: SocketAddr,
     /// Certificates and key.
     pub files: TlsFiles,
@@ -70,9 +70,9 @@ pub enum ExchangeError {
     /// Cannot listen there.
     #[error("exchange.listen: cannot listen on {address}: {source}")]
     Listen {
-        /// Where.
+        /// The namespace.
         address: SocketAddr,
-        /// What the operating system says.
+        /// The operating system's reason.
         source: io::Error,
     },
     /// The kernel refuses something.

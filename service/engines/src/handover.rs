@@ -1,4 +1,5 @@
-//! What another program has handed over, as sessions and communicators of this one. What cannot go on ends alone, with a reason.
+//! State that another program has handed over, as sessions and communicators of this one. A session that cannot go on ends
+//! alone, with a reason.
 
 pub mod counters;
 mod standing;
@@ -54,7 +55,7 @@ impl Ended {
         let message =
             format!("the service ended this session: its next program cannot go on with it, since it {reason}");
         let response = Response::Error { class: ErrorClass::System, message };
-        // Who does not read it sees the end of the connection.
+        // A process that does not read it sees the end of the connection.
         let _ = Socket::from_fd(socket).send(&ResponseEnvelope { id: 0, response }, &[]);
         memory.iter().for_each(give_back);
     }
@@ -122,7 +123,7 @@ impl Resumed {
             let resumed = resume_comm(comm, exchange, &sessions);
             comms.push(resumed.map_err(|why| format!("communicator {number} cannot go on: {why}"))?);
         }
-        // What goes on comes first.
+        // Sessions that go on come first.
         let leaving = state.leaving.iter().filter_map(|(tenant, bytes)| {
             Some(LeavingElsewhere::new(Arc::clone(&admissions.get(tenant)?.tenant), *bytes))
         });

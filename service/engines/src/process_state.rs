@@ -7,7 +7,7 @@
 /// Flags of a task in `/proc/PID/stat`: it is in the kernel's exit.
 const PF_EXITING: u64 = 0x4;
 
-/// Whether a process has begun to end. Of one that cannot be looked at nothing is known: no.
+/// Whether a process has begun to end. A process that cannot be looked at is not known to be ending: no.
 pub(crate) fn is_ending(pid: i32) -> bool {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
     pid > 0 && says_ending(&read("stat"), &read("status"))

@@ -12,7 +12,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 struct Watched {
     path: PathBuf,
-    /// What was there when the service began to listen; `None` where that could not be seen.
+    /// Inode when the service began to listen; `None` if that could not be seen.
     inode: Option<u64>,
     is_in_place: bool,
 }

@@ -1,7 +1,7 @@
 //! Makes trial keys (`mccsctl keys`): an authority, and for each host a certificate that it signed.
 //!
-//! For tests, experiments and the launcher. Who has an authority already uses that: all that a service wants of a certificate
-//! is that its subject alternative name is the host's.
+//! For tests, experiments and the launcher. An operator with an authority already uses that: all that a service wants of a
+//! certificate is that its subject alternative name is the host's.
 //!
 //! Deliberately absent: the authority's key. It is forgotten when all hosts have theirs, so nobody can find it; to add a host,
 //! make all keys anew.
@@ -36,7 +36,7 @@ pub enum KeysError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the operating system says.
+        /// The operating system's reason.
         source: io::Error,
     },
     /// A name that no certificate can have.

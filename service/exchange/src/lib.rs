@@ -19,7 +19,7 @@ pub mod link;
 pub mod protocol;
 pub mod tls;
 
-/// What programs of the service say of their version: the release, and the protocols by which libraries and other hosts fit to it.
+/// Version of the service's programs: the release, and the protocols by which libraries and other hosts fit to it.
 #[must_use]
 pub fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {

@@ -49,17 +49,17 @@ pub enum TlsError {
         key: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the operating system says.
+        /// The operating system's reason.
         source: io::Error,
     },
-    /// Of no use.
+    /// A file is of no use.
     #[error("exchange.{key}: {}: {problem}", .path.display())]
     File {
         /// Key of the configuration.
         key: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what would be right.
+        /// The mistake, and the remedy.
         problem: String,
     },
 }
@@ -78,7 +78,7 @@ pub enum PeerError {
     NoCertificate,
 }
 
-/// What this host proves itself with, and who it takes for whom.
+/// This host's identity, and the authority of its peers.
 #[derive(Debug, Clone)]
 pub struct Tls {
     client: Arc<ClientConfig>,
@@ -150,7 +150,7 @@ impl Tls {
         ServerConnection::new(Arc::clone(&self.server)).map(Connection::Server)
     }
 
-    /// Who is at the other end of a connection whose handshake is complete.
+    /// Host at the other end of a connection whose handshake is complete.
     ///
     /// # Errors
     /// [`PeerError`]: not exactly one host of the list.
@@ -217,7 +217,7 @@ fn check_own(
         let authority = files.authority.display();
         unfit(format!("other hosts would not take this for host {own} by the authority of {authority}: {error}"))
     })?;
-    // What is good now is good until it ends: the last second at which it is.
+    // A certificate that is good now is good until it ends: the last second at which it is.
     let (mut good, mut bad) = (now.as_secs(), now.as_secs() + LONGEST.as_secs());
     while bad - good > 1 {
         let middle = good.midpoint(bad);

@@ -55,9 +55,9 @@ pub enum ToPrevious {
     Ready {
         /// [`STATE_VERSION`](crate::STATE_VERSION).
         state_version: u32,
-        /// Of the protocol by which libraries speak to it.
+        /// Version of the protocol by which libraries speak to it.
         session_version: u32,
-        /// Of the program.
+        /// Version of the program.
         version: String,
     },
     /// It cannot go on, and ends.

@@ -26,7 +26,7 @@ pub enum StateError {
     Contradiction(String),
 }
 
-/// What a service hands over.
+/// State that a service hands over.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// The last number that a session or communicator has had.
@@ -52,7 +52,7 @@ pub struct State {
 pub struct TableState<T>(pub Vec<(u32, Option<T>)>);
 
 impl<T> TableState<T> {
-    /// What is in the table.
+    /// Values in the table.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.0.iter().filter_map(|(_, value)| value.as_ref())
     }
@@ -112,7 +112,7 @@ pub struct SessionState {
     pub job: String,
     /// Whether there is a descriptor of its process.
     pub has_process: bool,
-    /// Where things are in the segment.
+    /// Layout of the segment.
     pub layout: SegmentLayout,
     /// Commands taken off the ring.
     pub commands_consumed: u64,
@@ -164,7 +164,7 @@ impl From<&Command> for PendingCommand {
 }
 
 impl PendingCommand {
-    /// The command; none where it is none. What is in it is checked as any other's.
+    /// The command; none where it is none. Its content is checked as any other's.
     #[must_use]
     pub fn command(&self) -> Option<Command> {
         from_bytes(&self.0)
@@ -205,7 +205,7 @@ pub struct CommState {
     pub number: u64,
     /// The tenant's name for it among ranks.
     pub id: UniqueId,
-    /// What its tenant calls it.
+    /// Its tenant's name for it.
     pub name: String,
     /// Its job.
     pub job: String,
@@ -252,7 +252,7 @@ pub struct MemberState {
 /// Why a communicator has failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureState {
-    /// Who is at fault.
+    /// Party at fault.
     pub class: u32,
     /// In words.
     pub message: String,
@@ -279,7 +279,7 @@ pub struct CommCounters {
     pub bus_bytes: u64,
     /// Time in which a collective was running.
     pub busy_ns: u64,
-    /// Of `operations`, the pairs.
+    /// Pairs among `operations`.
     pub pairs: u64,
     /// Operations that failed.
     pub failed: u64,

@@ -1,4 +1,4 @@
-//! Who stands still for a hand-over, and the parts of the state that engines have handed in.
+//! Engines that stand still for a hand-over, and the parts of the state that engines have handed in.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use crate::state::{CommState, EndedSession, FailureState, PendingCommand, Sessio
 /// How often it is looked which sessions are left: those that end tell nobody.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// What engines do.
+/// Phases of a hand-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// All that they are for.
@@ -34,7 +34,7 @@ pub enum Phase {
 /// A phase of one attempt: a part is handed in once for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// What engines do.
+    /// Phases of a hand-over.
     pub phase: Phase,
     /// Which attempt it is.
     pub attempt: u64,
@@ -63,7 +63,7 @@ pub struct WithDescriptors<T> {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// What a session hands in.
+/// A session's part.
 #[derive(Debug)]
 pub enum SessionPart {
     /// It has not said hello: a tenant's connection.
@@ -114,7 +114,7 @@ pub struct EndedOperation {
     pub ticket: u64,
 }
 
-/// What was handed in.
+/// Parts that were handed in.
 #[derive(Debug, Default)]
 pub struct Parts {
     acceptors: usize,
@@ -123,12 +123,12 @@ pub struct Parts {
     /// Sessions that take nothing new, and have passed on all.
     quiet: BTreeSet<SessionId>,
     sessions: BTreeMap<SessionId, SessionPart>,
-    /// What sessions have said when they were asked: why they cannot be handed over, if so.
+    /// Sessions' answers when they were asked: why they cannot be handed over, if so.
     asked: BTreeMap<SessionId, Option<EndedSession>>,
     proxies: usize,
     comms: Vec<(CommState, Option<OwnedFd>)>,
     ended: BTreeSet<EndedOperation>,
-    /// What cannot be handed over.
+    /// The part that cannot be handed over.
     obstacles: BTreeSet<String>,
 }
 
@@ -188,7 +188,7 @@ impl Handover {
         }
     }
 
-    /// Of a service that stands still until it [goes on](Handover::go_on).
+    /// Hand-over of a service that stands still until it [goes on](Handover::go_on).
     #[must_use]
     pub fn standing_still() -> Self {
         let [resumes, has_other] = [(); 2].map(|()| AtomicBool::new(true));
@@ -219,7 +219,7 @@ impl Handover {
         self.is_running() && !self.resumes.load(Ordering::Acquire)
     }
 
-    /// What engines are to do.
+    /// The engines' phase.
     #[must_use]
     pub fn moment(&self) -> Moment {
         let moment = self.moment.load(Ordering::Acquire);
@@ -270,7 +270,7 @@ impl Handover {
 
     fn hand_in(&self, attempt: u64, add: impl FnOnce(&mut Parts)) {
         let mut parts = lock(&self.parts);
-        // Of an attempt that is over nothing is wanted, also before the next one begins.
+        // An attempt that is over wants nothing, also before the next one begins.
         let moment = self.moment();
         if moment.attempt == attempt && moment.phase != Phase::Running {
             add(&mut parts);

@@ -97,7 +97,8 @@ fn state() -> State {
     }
 }
 
-/// Of the first session, of the second with its process and its answer, of the one that ends, of the connection, of the exchange.
+/// Descriptors of the first session, of the second with its process and its answer, of the one that ends, of the connection, of
+/// the exchange.
 const DESCRIPTORS: usize = 4 + (4 + 1 + 2) + 3 + 1 + 1;
 
 fn read(state: &State) -> Result<State, StateError> {
@@ -228,8 +229,8 @@ fn command(opcode: Opcode, flags: u32, ticket: u64, rounds: u64) -> Command {
     command
 }
 
-/// Of a session and its communicator, what is handed over of these commands when the stream's first operation has ended, and the third, whose
-/// group has not.
+/// State of a session and its communicator after these commands when the stream's first operation has ended, and the third, whose group has
+/// not.
 #[test]
 fn what_has_ended_is_not_handed_over_and_what_has_not_counts_its_rounds_again() {
     let handover = Handover::default();
@@ -246,7 +247,7 @@ fn what_has_ended_is_not_handed_over_and_what_has_not_counts_its_rounds_again() 
     let part = SessionPart::Session(Box::new(WithDescriptors { state: session, descriptors: Vec::new() }));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Of an attempt that never was.
+            // An attempt that never was.
             handover.object(7, "nothing".into());
             while handover.moment().phase == Phase::Running {
                 std::thread::yield_now();

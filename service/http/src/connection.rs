@@ -1,6 +1,7 @@
 //! A connection: a request with a JSON body, an answer with a length or in chunks.
 //!
-//! Who answers is checked by TLS, and believed no length: what is longer than an answer can be ends the connection.
+//! The answering side is checked by TLS, and believed no length: an answer that is longer than one can be ends the
+//! connection.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -31,13 +32,13 @@ pub enum HttpError {
     /// The other side has ended the connection.
     #[error("the connection has ended")]
     Ended,
-    /// What the kernel says.
+    /// The kernel's reason.
     #[error("{0}")]
     Io(io::Error),
     /// TLS says that either side is not who it should be.
     #[error("{0}")]
     Refused(String),
-    /// What of the answer cannot be read.
+    /// A part of the answer cannot be read.
     #[error("its answer is no HTTP: {0}")]
     NoHttp(&'static str),
 }
@@ -67,9 +68,9 @@ impl<'a> Request<'a> {
 pub struct Response {
     /// Its code.
     pub status: u16,
-    /// Where a redirection leads, if it says so.
+    /// Target of a redirection, if there is one.
     pub location: Option<String>,
-    /// What it says.
+    /// The answer.
     pub body: Vec<u8>,
 }
 
@@ -82,7 +83,7 @@ enum Stream {
 pub struct Connection {
     stream: Stream,
     host: String,
-    /// What was read and not used yet.
+    /// Bytes that were read and not used yet.
     buffer: Vec<u8>,
     /// The answer before has not come whole, or was the last one.
     is_over: bool,
@@ -322,8 +323,8 @@ impl Connection {
         }
     }
 
-    /// The next part of an answer in chunks; `None` behind the last one. What is there of one that has not come whole when the time is over
-    /// stays for the next call.
+    /// The next part of an answer in chunks; `None` behind the last one. A part of one that has not come whole when the time is over stays
+    /// for the next call.
     ///
     /// # Errors
     /// [`HttpError`].

@@ -14,7 +14,7 @@ pub const UNHEALTHY: &str = "Unhealthy";
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Empty {}
 
-/// What kubelet may call.
+/// Calls that kubelet may make.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DevicePluginOptions {
     /// Whether `PreStartContainer` comes before each start of a container.
@@ -28,16 +28,16 @@ pub struct DevicePluginOptions {
 /// A plugin makes itself known.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegisterRequest {
-    /// Of the API.
+    /// Version of the API.
     #[prost(string, tag = "1")]
     pub version: String,
     /// The plugin's socket, in kubelet's folder.
     #[prost(string, tag = "2")]
     pub endpoint: String,
-    /// What pods ask for.
+    /// Resource that pods ask for.
     #[prost(string, tag = "3")]
     pub resource_name: String,
-    /// What may be called.
+    /// Calls that may be made.
     #[prost(message, optional, tag = "4")]
     pub options: Option<DevicePluginOptions>,
 }
@@ -85,7 +85,7 @@ pub struct ContainerAllocateRequest {
     pub devices_ids: Vec<String>,
 }
 
-/// What containers get.
+/// Answers for containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateResponse {
     /// A container each.
@@ -93,13 +93,13 @@ pub struct AllocateResponse {
     pub container_responses: Vec<ContainerAllocateResponse>,
 }
 
-/// What a container gets. Of the ways that there are only CDI is used.
+/// The answer for a container. Only CDI is used.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerAllocateResponse {
     /// Variables.
     #[prost(map = "string, string", tag = "1")]
     pub envs: HashMap<String, String>,
-    /// What the container runtime finds in its CDI specifications.
+    /// Devices that the container runtime finds in its CDI specifications.
     #[prost(message, repeated, tag = "5")]
     pub cdi_devices: Vec<CdiDevice>,
 }
@@ -164,7 +164,7 @@ pub struct ContainerResources {
 /// Devices of a resource.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerDevices {
-    /// What the pod has asked for.
+    /// Resource that the pod has asked for.
     #[prost(string, tag = "1")]
     pub resource_name: String,
     /// Their names.
@@ -211,7 +211,8 @@ mod tests {
         assert_eq!(answer.encode_to_vec(), b"\x0a\x09\x2a\x07\x0a\x05x/y=z");
         let start = PreStartContainerRequest::decode(&b"\x0a\x03a-0"[..]).expect("a request");
         assert_eq!(start.devices_ids, ["a-0"]);
-        // Of a later kubelet, with fields that are not here: CPUs of a container (3), and topology of devices (3).
+        // Answers of a later kubelet, with fields that are not here: CPUs of a container (3), and topology of
+        // devices (3).
         let pods = b"\x0a\x23\x0a\x01p\x12\x01n\x1a\x1b\x0a\x01c\x12\x12\x0a\x03r/a\x12\x03a-0\x1a\x06\x0a\x04\x0a\x02\x08\x01\x1a\x02\x01\x02";
         let pods = ListPodResourcesResponse::decode(&pods[..]).expect("pods");
         let pod = &pods.pod_resources[0];

@@ -13,7 +13,7 @@ use crate::slots::slots;
 pub const KIND: &str = "mccs.io/tenant";
 /// The specification's file.
 pub const FILE: &str = "mccs.io-tenant.json";
-/// Where a container has the folder of its tenant.
+/// Folder of a container's tenant.
 pub const IN_CONTAINER: &str = "/run/mccs";
 
 /// The name by which a container is given a slot.

@@ -35,7 +35,7 @@ pub async fn connect(path: &Path) -> anyhow::Result<Channel> {
     endpoint.connect_with_connector(connector).await.with_context(|| format!("nobody answers on {}", path.display()))
 }
 
-/// What kubelet may call of this plugin.
+/// Calls that kubelet may make to this plugin.
 #[must_use]
 pub fn options() -> DevicePluginOptions {
     DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: false }

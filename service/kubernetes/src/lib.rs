@@ -24,10 +24,10 @@ use tokio::time::MissedTickBehavior;
 use crate::plugin::Listening;
 use crate::slots::Slots;
 
-/// Serves kubelet until the future is dropped. What is missing (kubelet, the service) is waited for, and told in the log.
+/// Serves kubelet until the future is dropped. A missing part (kubelet, the service) is waited for, and told in the log.
 ///
 /// # Errors
-/// What no waiting mends: the CDI specification cannot be written.
+/// The CDI specification cannot be written, which no waiting mends.
 pub async fn run(file: KubernetesFile) -> anyhow::Result<()> {
     cdi::write(&file)?;
     let (kinds, look_every) = (file.tenant.keys().cloned().collect::<Vec<_>>(), file.look_every.0);

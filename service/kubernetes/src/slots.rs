@@ -25,7 +25,7 @@ use tokio::task::spawn_blocking;
 
 use crate::kubelet;
 
-/// What names of tenants of pods begin with.
+/// Prefix of names of tenants of pods.
 const PREFIX: &str = "k8s-";
 /// The label that only such tenants have: others of the same beginning are somebody else's.
 const OWN_LABEL: &str = "pod";
@@ -35,13 +35,13 @@ pub fn slots(file: &KubernetesFile) -> impl Iterator<Item = (&str, u32)> {
     file.tenant.iter().flat_map(|(kind, of)| (0..of.slots).map(move |slot| (kind.as_str(), slot)))
 }
 
-/// What kubelet calls a slot.
+/// Kubelet's name for a slot.
 #[must_use]
 pub fn id(kind: &str, slot: u32) -> String {
     format!("{kind}-{slot}")
 }
 
-/// What pods ask for.
+/// Resource that pods ask for.
 #[must_use]
 pub fn resource(kind: &str) -> String {
     format!("mccs.io/tenant-{kind}")
@@ -53,10 +53,10 @@ pub fn tenant_name(kind: &str, slot: u32) -> String {
     format!("{PREFIX}{}", id(kind, slot))
 }
 
-/// Who has a slot.
+/// Holder of a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Of the pod.
+    /// Namespace of the pod.
     pub namespace: String,
     /// The pod.
     pub pod: String,
@@ -91,19 +91,19 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Of a node.
+    /// The slots of a node.
     #[must_use]
     pub fn new(file: KubernetesFile) -> Self {
         Slots { file, asking: Mutex::default() }
     }
 
-    /// What the operator says.
+    /// The operator's file.
     #[must_use]
     pub fn file(&self) -> &KubernetesFile {
         &self.file
     }
 
-    /// Who has which tenant, as kubelet says.
+    /// Holders of tenants, as kubelet says.
     async fn holders(&self, asking: &mut Option<Settling>) -> anyhow::Result<BTreeMap<String, Holder>> {
         let asked = socket_id(&self.file.pod_resources);
         let pods = kubelet::pods(&self.file.pod_resources).await?;

@@ -34,7 +34,7 @@ fn program(name: &str) -> PathBuf {
     path
 }
 
-/// What kubelet knows of pods.
+/// Pods that kubelet knows.
 type Pods = Arc<Mutex<Vec<PodResources>>>;
 
 struct Kubelet {
@@ -228,7 +228,7 @@ async fn a_container_has_a_tenant_from_its_start_to_the_end_of_its_pod() {
     watchdog();
     let mut node = Node::start().await;
     let mut plugin = node.plugin().await;
-    // Of somebody else, however it is called.
+    // A tenant of somebody else, however it is called.
     node.asks(&["tenant", "add", "k8s-training-2"]).await;
     let answer = plugin.allocate(allocate_request(&["training-1"])).await.expect("allocated").into_inner();
     let [container] = &answer.container_responses[..] else { panic!("{answer:?}") };
@@ -394,7 +394,7 @@ async fn nothing_is_left_of_pods_that_come_and_go() {
         }
     }
     node.until_no_tenant_is_left().await;
-    // What is left for good ends the test as hanging.
+    // A tenant that is left for good ends the test as hanging.
     while Some(held()) != before {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

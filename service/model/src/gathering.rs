@@ -16,7 +16,7 @@ pub struct GatheringKey {
 
 /// How long a communicator waits for ranks, at most, before the operator is told of it.
 pub const LATE_AFTER_MAX: Duration = Duration::from_secs(10);
-/// Of how many such communicators of a tenant one that gathers ranks tells, at most.
+/// Most communicators of a tenant of which one that gathers ranks tells.
 pub const LATE_TOLD_MAX: usize = 8;
 
 /// After what part of the time that ranks have to join the operator is told of those that wait.

@@ -4,7 +4,7 @@
 use mccs_config::service::LargeFrom;
 use serde::{Deserialize, Serialize};
 
-/// What the operator chooses.
+/// Choices of the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuStrategy {
     /// Payload from which collectives go by copy engines.

@@ -26,7 +26,7 @@ pub struct LinkKey {
 const EPOCH_BITS: u32 = 28;
 /// A communicator's strategy changes at most so often: once a second, for eight years.
 pub const EPOCH_MAX: u32 = LinkKey::PAIRS_EPOCH - 1;
-/// Of a flow's number; above are its epoch's.
+/// Bits of a flow's number; above are its epoch's.
 const LINK_BITS: u32 = u64::BITS - EPOCH_BITS;
 
 impl LinkKey {
@@ -70,7 +70,7 @@ impl LinkKey {
         first_number(self.epoch) | low
     }
 
-    /// Whose turn the link is of those that go round.
+    /// The link's turn among those that go round.
     fn turn(self) -> usize {
         self.track().map_or(u32::from(self.channel), |track| self.src + self.dst + track) as usize
     }
@@ -131,7 +131,7 @@ pub struct RankFlow {
     pub to: u32,
 }
 
-/// What a channel waits for: between two ranks, of which one is on another host.
+/// A flow that a channel waits for: between two ranks, of which one is on another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlowWait {
     /// The channel, as [`LinkKey::channel`].
@@ -142,7 +142,7 @@ pub struct FlowWait {
     pub to: u32,
     /// Whether this host is to get it; otherwise it cannot get rid of it.
     pub is_receive: bool,
-    /// Of a receive: steps that the receiver has done before. Who has done least holds up the others.
+    /// For a receive: steps that the receiver has done before. The flow that has done least holds up the others.
     pub step: u64,
 }
 

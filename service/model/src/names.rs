@@ -53,13 +53,13 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// What a rank tells all others.
+/// A rank's message to all others.
 pub type Payload = Opaque<PAYLOAD_BYTES_MAX>;
-/// What is to change of a communicator.
+/// Change of a communicator.
 pub type ChangeBody = Opaque<CHANGE_BYTES_MAX>;
 /// How a communicator is on a host.
 pub type AccountBody = Opaque<ACCOUNT_BYTES_MAX>;
-/// What controllers and their agents tell each other.
+/// Message between controllers and their agents.
 pub type ControlBody = Opaque<CONTROL_BYTES_MAX>;
 
 /// Bytes that mean nothing here, at most `BYTES_MAX`. Cheap to clone.

@@ -4,7 +4,7 @@
 
 use std::cmp::Reverse;
 
-/// Where a device sits on the bus.
+/// A device's place on the bus.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BusPlace {
     /// The host bridge, the bridges below it, and the device itself, as sysfs names them. Empty where it is not known.
@@ -13,7 +13,7 @@ pub struct BusPlace {
     pub numa_node: Option<u32>,
 }
 
-/// What lies between two devices; the nearest first. In brackets as `nvidia-smi topo -m` calls it.
+/// Distance of two devices; the nearest first. In brackets as `nvidia-smi topo -m` calls it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// One switch at most (PIX).

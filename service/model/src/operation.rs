@@ -11,14 +11,14 @@ pub enum Scalar {
     At(isize),
 }
 
-/// What an operation does.
+/// Kinds of operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// A collective over all ranks.
     Collective {
         kind: CollectiveKind,
         redop: RedOp,
-        /// Of a pre-multiplied sum.
+        /// Factor of a pre-multiplied sum.
         scalar: Scalar,
         root: u32,
     },

@@ -34,8 +34,8 @@ impl std::fmt::Display for PortRange {
     }
 }
 
-/// What steers a flow through the network, as far as it differs from one flow of a communicator to the next. What is not
-/// given is as for all flows.
+/// Steering of a flow through the network, as far as it differs from one flow of a communicator to the next. Absent
+/// fields are as for all flows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowPath {
     /// Interface (`tcp`) or port (`rdma`) of this host that the flow leaves by.

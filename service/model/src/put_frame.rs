@@ -57,7 +57,7 @@ impl<'a> PutFrame<'a> {
         (self.room.len() - self.used).checked_sub(PutHeader::BYTES).is_some_and(|left| bytes <= left)
     }
 
-    /// Adds a header. Where it says that its bytes are here, returns the place for these. Nothing where there is no room.
+    /// Adds a header. If it says that its bytes are here, returns the place for these. Nothing where there is no room.
     pub fn add(&mut self, header: &PutHeader) -> Option<&mut [u8]> {
         let bytes = if header.is_inline { usize::try_from(header.bytes).ok()? } else { 0 };
         if !self.has_room(bytes) {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn headers_and_bytes_come_back_in_order_until_the_frame_is_full() {
-        // What was there before is no part of a frame.
+        // Earlier bytes are no part of a frame.
         let mut room = [0xff; 4096];
         assert_eq!(PutFrame::new(&mut room).end(), BEGIN_BYTES as u64);
         assert!(PutFrame::read(&room).next().is_none());

@@ -3,7 +3,8 @@
 
 use mccs_ipc::types::Handle;
 
-/// See the module's documentation. Its bytes are in its frame, or follow as a message behind that. What is read is as another host's service wrote it.
+/// See the module's documentation. Its bytes are in its frame, or follow as a message behind that. A header is as another host's service
+/// wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PutHeader {
     /// Tag of the connection.

@@ -1,10 +1,10 @@
 //! Rate limits of a communicator's flows: caps, time windows, token buckets, yielding.
 //!
 //! A flow is all that goes from this host to another on a channel: of a ring, of all the links between ranks that a schedule without one
-//! has there, of strategies before and after a change; or all point-to-point operations. It has a bucket that fills at the rate it may send at, by the clock. A message leaves while the bucket is not below
-//! empty, and takes all its bits at once, so that long messages leave whole and the rate is right over a few of them. What is
-//! left over is kept for `CREDIT`: an engine that comes late catches up. Where a cap begins, what left last counts as sent under it: it
-//! is still on its way.
+//! has there, of strategies before and after a change; or all point-to-point operations. It has a bucket that fills at the rate it may send
+//! at, by the clock. A message leaves while the bucket is not below empty, and takes all its bits at once, so that long messages leave
+//! whole and the rate is right over a few of them. Unused time is kept for `CREDIT`: an engine that comes late catches up. When a cap
+//! begins, the last bytes count as sent under it: they are still on their way.
 //!
 //! Pacing is no promise: it only ever makes messages wait. Deliberately absent: who may have how much (policies decide), and
 //! clocks of other hosts (the controller's): times here are this process's.
@@ -28,8 +28,8 @@ const NEVER: Duration = Duration::from_secs(86_400);
 /// Edges of windows that a bucket is filled over one by one; what is beyond is taken to be like these.
 const EDGES_MAX: usize = 64;
 
-/// What all flows of a communicator that leave this host keep to. Replaced as a whole. Where flows have caps of their own, all together
-/// send no more than these come to: what no such flow carries is on the same NICs.
+/// The pace of all flows of a communicator that leave this host. Replaced as a whole. If flows have caps of their own, all together
+/// send no more than these come to: bytes that no such flow carries are on the same NICs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pace {
     /// Payload in bits per second, of each flow that has no cap of its own.
@@ -103,7 +103,7 @@ impl LocalWindow {
     }
 }
 
-/// What a flow may do at a moment.
+/// A flow's permission at a moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Rate {
     Closed,
@@ -132,14 +132,14 @@ impl Pace {
         own.or(self.cap_bps)
     }
 
-    /// What all flows may send together, in bits per second, if that is bounded.
+    /// Rate of all flows together, in bits per second, if that is bounded.
     #[must_use]
     pub fn common_bps(&self) -> Option<u64> {
         let sum = self.flows.iter().fold(0_u64, |sum, flow| sum.saturating_add(flow.cap_bps));
         (!self.flows.is_empty()).then_some(sum)
     }
 
-    /// What a flow with this cap may do, and until when that stays so.
+    /// Permission of a flow with this cap, and until when that stays so.
     fn rate_at(&self, cap_bps: Option<u64>, now: Instant) -> (Rate, Option<Instant>) {
         let mut until: Option<Instant> = None;
         let mut look = |window: &LocalWindow| {
@@ -183,8 +183,8 @@ impl SharedBucket {
         self.take_turn(bytes, bps, now);
     }
 
-    /// When a message may leave, behind all that were sent or have a turn. It is paid for by that, whenever it leaves. Who asks again and again
-    /// instead comes last for as long as others are quicker to ask.
+    /// When a message may leave, behind all that were sent or have a turn. It is paid for by that, whenever it leaves. A bucket that asks
+    /// again and again instead comes last for as long as others are quicker to ask.
     pub fn take_turn(&self, bytes: u64, bps: u64, now: Instant) -> Instant {
         let took_ns = (bytes as f64 * 8e9 / bps.max(1) as f64) as u64;
         let since_ns = self.since_ns(now);
@@ -224,7 +224,7 @@ impl SharedBucket {
     }
 }
 
-/// What a flow may send now.
+/// Permission of a flow to send now.
 #[derive(Debug, Clone, Copy)]
 pub struct Bucket {
     level_bits: f64,
@@ -236,7 +236,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Of a flow that begins.
+    /// The bucket of a flow that begins.
     pub fn new(now: Instant) -> Self {
         Bucket { level_bits: 0.0, at: now, freely_sent: None, is_free: false }
     }
@@ -273,7 +273,7 @@ impl Bucket {
         }
     }
 
-    /// From now on another pace holds. What was owed is paid at its rate.
+    /// From now on another pace holds. A debt is paid at its rate.
     pub fn repace(&mut self, before: &Pace, cap_bps: Option<u64>, now: Instant) {
         self.fill(before, cap_bps, now);
         self.level_bits = self.level_bits.min(0.0);
@@ -522,7 +522,7 @@ mod tests {
         bucket.sent(125_000, at(1_100));
         bucket.repace(&pace, None, at(1_150));
         assert_eq!(bucket.may_send(&pace, None, at(1_150)), Err(at(1_200)));
-        // Who has been silent before owes nothing.
+        // A flow that has been silent before owes nothing.
         assert_eq!(bucket.may_send(&pace, None, at(1_600)), Ok(()));
         bucket.sent(125_000, at(1_600));
         assert_eq!(bucket.may_send(&pace, None, at(2_050)), Ok(()));
@@ -560,7 +560,8 @@ mod tests {
         assert!(Pace::default().is_free() && !pace.is_free());
     }
 
-    /// Who is looked at seldom, beside windows that come often, owes what it owes all the same, and pays at the rate of all of the time.
+    /// A flow that is looked at seldom, beside windows that come often, owes what it owes all the same, and pays at the rate of all of
+    /// the time.
     #[test]
     fn many_windows_between_two_looks_forgive_nothing() {
         let begin = Instant::now();

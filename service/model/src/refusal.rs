@@ -5,20 +5,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::{Name, Text};
 
-/// What a change is refused for.
+/// Causes of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Whose {
     /// Its communicator, which ends, is busy or too slow: whatever others are asked to change to, they may.
     Communicator,
-    /// What it asks for, which a host has not or which cannot be: others that are asked for the same cannot have it either.
+    /// The change itself, which a host cannot have or which cannot be: others that are asked for the same cannot have it
+    /// either.
     Change,
 }
 
 /// Why a change is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// What for.
+    /// Its reason.
     pub whose: Whose,
     /// In words.
     pub reason: Text,
@@ -35,7 +36,7 @@ impl Refusal {
 /// Why something that was asked for is not done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// What for.
+    /// Its reason.
     pub whose: Whose,
     /// In words.
     pub reason: String,
@@ -71,7 +72,7 @@ impl From<&Refusal> for Refused {
 /// Why a communicator cannot be set up, for all its ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetupError {
-    /// Who is at fault.
+    /// Party at fault.
     pub class: ErrorClass,
     /// Message for a person.
     pub message: String,
@@ -80,7 +81,7 @@ pub struct SetupError {
 /// Why a communicator failed, and who is to blame. The same on every rank, unless several things fail at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Who is at fault.
+    /// Party at fault.
     pub class: ErrorClass,
     /// The host that is to blame, if one is.
     pub host: Option<Name>,

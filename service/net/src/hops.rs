@@ -2,8 +2,8 @@
 //! and DSCP. A router on the way drops connections that may make so few hops. It says so, and by
 //! that which one it is.
 //!
-//! What is sent is what flows send, the first packet of a TCP connection: switches that choose by ports take it the same way. Nothing
-//! here needs a right of its own.
+//! Probes are what flows send, the first packet of a TCP connection: switches that choose by ports take it the same way. Nothing here
+//! needs a right of its own.
 
 use std::io::IoSliceMut;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const TIME_EXCEEDED_V4: u8 = 11;
 const TIME_EXCEEDED_V6: u8 = 3;
 
-/// What tells switches which way a packet goes.
+/// Steering by which switches choose a packet's way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Steering {
     /// The address that it comes from, if it is to be another than the kernel's choice.
@@ -47,7 +47,7 @@ pub struct Hops {
     pub is_reached: bool,
 }
 
-/// Who has answered.
+/// Sender of an answer.
 enum Reply {
     Router(IpAddr),
     Host,
@@ -70,7 +70,7 @@ pub fn hops(to: SocketAddr, steering: Steering) -> Result<Hops, Errno> {
             }
         }
     }
-    // What is behind the last one that said something nobody knows.
+    // Hops behind the last one that said something are unknown.
     while found.routers.last().is_some_and(Option::is_none) {
         found.routers.pop();
     }
@@ -138,7 +138,7 @@ fn open(to: SocketAddr, steering: Steering, hop: u8) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// What the end of an attempt says: the host refuses, or a router has said why it goes no further.
+/// Result of the end of an attempt: the host refuses, or a router has said why it goes no further.
 fn reply_of(fd: &OwnedFd, errno: Errno) -> Result<Reply, Errno> {
     match errno {
         Errno::ECONNREFUSED | Errno::ECONNRESET => Ok(Reply::Host),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mccs_model::path::WireStats;
 
-/// What a peer's kernel has answered, and owes.
+/// A peer's kernel's answers, and debts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
     /// It should have answered, and was asked again: something was sent a second time, or a second probe of its window.
@@ -21,7 +21,7 @@ pub struct TcpInfo {
     pub last_answer: Duration,
 }
 
-/// What a connection's peer has answered; `None` if the kernel says nothing.
+/// Answers of a connection's peer; `None` if the kernel says nothing.
 #[must_use]
 pub fn tcp_info(socket: impl AsFd) -> Option<TcpInfo> {
     let info = of_kernel(socket)?;
@@ -35,7 +35,7 @@ pub fn tcp_info(socket: impl AsFd) -> Option<TcpInfo> {
     })
 }
 
-/// What became of a connection's packets since it began; `None` if the kernel says nothing.
+/// Statistics of a connection's packets since it began; `None` if the kernel says nothing.
 #[must_use]
 pub fn wire_stats(socket: impl AsFd) -> Option<WireStats> {
     let info = of_kernel(socket)?;

@@ -5,7 +5,7 @@ use crate::topology::Port;
 /// A communicator, by the number that the controller gives it.
 pub type CommId = u64;
 
-/// What all communicators are to do, in the view's order.
+/// Decisions for all communicators, in the view's order.
 #[derive(Debug, Clone, PartialEq, Default, serde::Serialize)]
 pub struct Decisions(pub Vec<Decision>);
 
@@ -17,7 +17,7 @@ impl Decisions {
     }
 }
 
-/// What one communicator is to do.
+/// Decision for one communicator.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Decision {
     /// Which.
@@ -69,7 +69,7 @@ pub enum PathSelection {
 pub struct Window {
     /// From one opening to the next; at least 1.
     pub period_ns: u64,
-    /// Of the opening, below the period.
+    /// Offset of the opening, below the period.
     pub offset_ns: u64,
     /// How long it stays open, at most the period.
     pub length_ns: u64,

@@ -38,7 +38,7 @@ pub fn hops(view: &View<'_>, job: &Job, orders: &[Vec<u32>]) -> Vec<Hop> {
     }
     let mut hops = Vec::new();
     for (channel, order) in (0..).zip(orders) {
-        // Where a ring enters hosts: the host's number and the device of the first rank.
+        // Ports by which a ring enters hosts: the host's number and the device of the first rank.
         let previous = order.iter().cycle().skip(order.len().saturating_sub(1));
         let pairs = previous.zip(order).map(|(from, to)| (places[*from as usize], places[*to as usize]));
         let entries: Vec<_> = pairs.filter(|((from, _), (to, _))| from != to).collect();
@@ -72,7 +72,7 @@ pub fn hops(view: &View<'_>, job: &Job, orders: &[Vec<u32>]) -> Vec<Hop> {
     hops
 }
 
-/// What was put on every link.
+/// Loads of all links.
 #[derive(Debug)]
 pub struct Loads<'a> {
     topology: &'a Topology,
@@ -94,7 +94,7 @@ impl<'a> Loads<'a> {
         }
     }
 
-    /// What was put on a link.
+    /// Load of a link.
     #[must_use]
     pub fn of(&self, link: LinkId) -> f64 {
         self.loads_bps[link.index()]
@@ -182,7 +182,7 @@ pub struct Assigned {
 }
 
 /// Fair flow assignment: flows in descending order of demand, each to the path with the least excess, then once more those that
-/// are on a link with too much. `allowed` says which spines a job may use. What is pinned is there before, and stays.
+/// are on a link with too much. `allowed` says which spines a job may use. Pinned jobs are there before, and stay.
 #[must_use]
 pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned {
     let mut assigned = derive(view);
@@ -199,7 +199,7 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
             }
         }
     }
-    // Whose spines they are is a matter of names: looked up once, not for every flow.
+    // Owners of spines are a matter of names: looked up once, not for every flow.
     let spines = view.topology.spine_count();
     let admitted: Vec<Vec<bool>> =
         view.jobs.iter().map(|job| (0..spines).map(|spine| allowed(job, spine)).collect()).collect();

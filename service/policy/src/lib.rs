@@ -5,8 +5,9 @@
 //! the NIC and path of every flow between hosts, weights, caps, priorities, and times to send; transports and engines carry
 //! it out.
 //!
-//! A new policy is one file with one `impl Policy`, and one line here, in `policies!`; `docs/guides/policy.md` has a whole one. What
-//! policies share: [`rings`] orders ranks, [`flows`] derives flows from orders and puts them on paths, [`shares`] allocates rates.
+//! A new policy is one file with one `impl Policy`, and one line here, in `policies!`; `docs/guides/policy.md` has a whole one.
+//! Helpers that policies share: [`rings`] orders ranks, [`flows`] derives flows from orders and puts them on paths, [`shares`]
+//! allocates rates.
 //!
 //! Deliberately absent: when a change takes effect (the exchange agrees on that), and how it is enforced.
 
@@ -42,7 +43,7 @@ pub trait Policy: Sync {
         false
     }
 
-    /// What every communicator of the view is to do, in the view's order.
+    /// Decides for every communicator of the view, in the view's order.
     fn decide(&self, view: &View<'_>) -> Decisions;
 }
 

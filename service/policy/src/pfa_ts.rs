@@ -1,17 +1,17 @@
 //! `pfa_ts`: priority flow assignment with time windows, in which jobs that share links take turns.
 //!
 //! Profiles say when jobs send. Jobs whose sending times can be turned against each other so that they never meet on a link get
-//! windows that do (after CASSINI, NSDI 2024). Where they cannot, a job of lower priority sends in the gaps of those above it
-//! (as MCCS does, SIGCOMM 2024), and jobs of the same priority share the link as if there were no windows.
+//! windows that do (after CASSINI, NSDI 2024). If they cannot, a job of lower priority sends in the gaps of those above it (as
+//! MCCS does, SIGCOMM 2024), and jobs of the same priority share the link as if there were no windows.
 //!
-//! What is not sent when a window closes waits for the next one, and the iteration takes twice as long. So windows are longer than bursts, by as much as
-//! there is room for, and come a little less often than the job does by itself: who was late once is not late for ever. A job that comes less
-//! often all the same loses its profile (`service/telemetry/src/profile.rs`), and with it the window. Windows that the operator gave stay where they are, and others turn
-//! round them.
+//! Data that is not sent when a window closes waits for the next one, and the iteration takes twice as long. So windows are longer than
+//! bursts, by as much as there is room for, and come a little less often than the job does by itself: who was late once is not late for
+//! ever. A job that comes less often all the same loses its profile (`service/telemetry/src/profile.rs`), and with it the window. Windows
+//! that the operator gave stay where they are, and others turn round them.
 //!
-//! Gaps are not told as windows. Who sends in one is in the way of those above when they are late, which makes them later, while the window
-//! stays where it was: on the emulated network the job above took 1.4 times as long as without the other. So it makes room for each of their bursts
-//! as it is foreseen, as under `yield`, and sends nothing meanwhile.
+//! Gaps are not told as windows. A job that sends in one is in the way of those above when they are late, which makes them later, while the
+//! window stays where it was: on the emulated network the job above took 1.4 times as long as without the other. So it makes room for each
+//! of their bursts as it is foreseen, as under `yield`, and sends nothing meanwhile.
 
 use std::cmp::Reverse;
 

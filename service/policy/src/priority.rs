@@ -2,8 +2,8 @@
 //! (DSCP, queues).
 //!
 //! Flows are assigned fairly over all paths, and carry their tenant's priority as a traffic class, by which NICs and switches
-//! serve them. What the first leaves, also for as long as it computes, the others have at once: nothing is reserved. Ours; it
-//! needs a network with a queue a class.
+//! serve them. The first one's leftovers, also for as long as it computes, go to the others at once: nothing is reserved.
+//! Ours; it needs a network with a queue a class.
 
 use super::{Decisions, Policy, View, flows, shares};
 

@@ -24,7 +24,7 @@ pub fn local(topology: &Topology, job: &Job) -> Vec<Vec<u32>> {
     host_by_host(topology, &hosts, job.channels)
 }
 
-/// Where a host is in a ring of reductions.
+/// A host's place in a ring of reductions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RingPlace {
     /// Its leaf.
@@ -33,7 +33,7 @@ pub struct RingPlace {
     pub place: u32,
 }
 
-/// Where each host is in a ring of reductions, by host. Hosts of any job in the order of their places make a
+/// Each host's place in a ring of reductions, by host. Hosts of any job in the order of their places make a
 /// ring with as few crossings as [`local`] has; where ranks keep their order, none is before another.
 #[must_use]
 pub fn reduction_places(topology: &Topology, rings: RingChoice) -> Vec<RingPlace> {

@@ -19,7 +19,7 @@ pub const PAYLOAD: f64 = 0.92;
 /// hosts hold it to its rate whether they do or not.
 const LEAST: f64 = 0.02;
 
-/// What wants a rate.
+/// A flow that wants a rate.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand<'a> {
     /// Above 0.
@@ -134,7 +134,7 @@ impl Filler {
                 }
                 self.users[place].push(*number);
                 let link = &mut self.links[place];
-                // What is left of the weights of the class before is rounding.
+                // The rest of the weights of the class before is rounding.
                 link.weight = if link.rising == 0 { 0.0 } else { link.weight } + demand.weight * part;
                 link.rising += 1;
             }
@@ -193,7 +193,7 @@ impl Filler {
 }
 
 /// Gives communicators the weights that make tenants' shares right: on each link that tenants share, a tenant's weight is divided
-/// among its flows there. Of a communicator whose flows meet different numbers of their tenant's, the most crowded link counts.
+/// among its flows there. If a communicator's flows meet different numbers of their tenant's, the most crowded link counts.
 pub fn weigh(view: &View<'_>, decisions: &mut Decisions) {
     if !view.rules.has_shares() {
         return;
@@ -239,7 +239,7 @@ fn known_links<'a>(view: &View<'a>, flow: &Flow) -> impl Iterator<Item = u32> + 
     links.filter(move |link| (is_decided && is_whole) || topology.is_edge(*link)).map(|link| link.0)
 }
 
-/// What a decision's cap comes to on links: headers besides.
+/// Rate of a decision's cap on links: headers besides.
 fn carried_cap(decision: &Decision) -> f64 {
     decision.cap_bps.map_or(f64::INFINITY, |cap_bps| cap_bps / PAYLOAD)
 }
@@ -276,8 +276,8 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// What every flow gets when all send at once, in bits per second that links carry, by decision and flow. Hashed flows count for the links of
-/// their NICs only. To whom higher priorities leave nothing still has its part of `LEAST`.
+/// Rates of every flow when all send at once, in bits per second that links carry, by decision and flow. Hashed flows count for the links
+/// of their NICs only. To whom higher priorities leave nothing still has its part of `LEAST`.
 #[must_use]
 pub fn rates(view: &View<'_>, decisions: &Decisions) -> Vec<Vec<f64>> {
     let shared = Shared::new(view, decisions);
@@ -297,9 +297,9 @@ pub fn rates(view: &View<'_>, decisions: &Decisions) -> Vec<Vec<f64>> {
     rates
 }
 
-/// What every flow may have where some want less than their `rates`: by decision, the part of them that it wants, or `None` for all
-/// there is. What some leave goes to the others by their weights; and nobody has less than at `rates`, so that who begins again need
-/// not wait.
+/// Wants of every flow if some want less than their `rates`: by decision, the part of them that it wants, or `None` for all there
+/// is. Leftovers of some go to the others by their weights; and nobody has less than at `rates`, so that a flow that begins again
+/// need not wait.
 #[must_use]
 pub fn with_what_is_left(
     view: &View<'_>,
@@ -317,7 +317,7 @@ pub fn with_what_is_left(
             shared.links(number, flow).for_each(|link| left[link as usize] = (left[link as usize] - rate).max(0.0));
         }
     }
-    // Who wants less than it gets may want more next.
+    // A flow that wants less than it gets may want more next.
     let more = fill(&shared, decisions, &left, |decision, flow| {
         (carried_cap(&decisions.0[decision]) - wanted[decision][flow]).max(0.0)
     });

@@ -19,7 +19,7 @@ pub struct View<'a> {
     pub capacities: &'a [f64],
     /// All communicators, each once.
     pub jobs: &'a [Job],
-    /// What the operator wants.
+    /// The operator's rules.
     pub rules: &'a Rules,
 }
 
@@ -28,9 +28,9 @@ pub struct View<'a> {
 pub struct Job {
     /// Which.
     pub comm: CommId,
-    /// Whose.
+    /// The tenant's name.
     pub tenant: String,
-    /// Where its ranks are, each rank once; every host once.
+    /// Places of its ranks, each rank once; every host once.
     pub hosts: Vec<Placed>,
     /// Channels wanted, at least 1.
     pub channels: u32,
@@ -38,7 +38,7 @@ pub struct Job {
     pub ring_orders: Vec<Vec<u32>>,
     /// How it uses the network, where that was measured.
     pub profile: Option<Profile>,
-    /// Where its strategy stays as it is in force: the spine of each of its flows that is steered to one.
+    /// Pinned flows, if its strategy stays as it is in force: the spine of each of its flows that is steered to one.
     pub pinned: Option<BTreeMap<HostFlow, u32>>,
 }
 
@@ -103,7 +103,7 @@ pub struct Profile {
     pub phase_ns: u64,
 }
 
-/// Where ring orders come from.
+/// Source of ring orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RingChoice {
     /// The policy.
@@ -113,12 +113,12 @@ pub enum RingChoice {
     Kept,
 }
 
-/// What the operator wants.
+/// The operator's rules.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rules {
     /// Orders of ranks.
     pub rings: RingChoice,
-    /// What carries flows; absent: what hosts begin with.
+    /// Transport of flows; absent: the one with which hosts begin.
     pub transport: Option<TransportKind>,
     /// Channels; absent: as many as communicators began with.
     pub channels: Option<Channels>,
@@ -128,16 +128,16 @@ pub struct Rules {
     pub reductions: Option<Reductions>,
     /// Tenants that are not as all others.
     pub tenants: Vec<TenantTerms>,
-    /// Where some are guaranteed shares: what these leave of the hundred percent.
+    /// If some are guaranteed shares: the rest of the hundred percent.
     pub rest_percent: Option<u32>,
 }
 
-/// What a tenant may have.
+/// Terms of a tenant.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TenantTerms {
-    /// Who.
+    /// The question's mark.
     pub name: String,
-    /// Part of a contended link, against other tenants' weights; absent: that of a weight of 1 in the file. Where no tenant has one, there
+    /// Part of a contended link, against other tenants' weights; absent: that of a weight of 1 in the file. If no tenant has one, there
     /// are no shares of tenants, and each flow counts for itself.
     pub weight: Option<f64>,
     /// Whether the weight is a share that it is guaranteed, in percent.
@@ -175,7 +175,7 @@ impl TenantTerms {
 #[derive(Debug, Clone, Copy)]
 pub struct Weights<'a> {
     rules: &'a Rules,
-    /// What a weight of 1 in the file comes to.
+    /// The share of a weight of 1 in the file.
     of_one: f64,
 }
 
@@ -191,7 +191,7 @@ impl Weights<'_> {
 }
 
 impl Rules {
-    /// What a file says that was checked against this topology.
+    /// Shares of a file that was checked against this topology.
     ///
     /// Tenants with a guaranteed share have it as their weight, in percent; what is left of the hundred is for all others, by weight
     /// ([`Rules::weights`]). Without any share, weights are as written, and none where all are 1.
@@ -230,9 +230,9 @@ impl Rules {
         rules
     }
 
-    /// By which the tenants of these jobs share contended links, where tenants do. What guaranteed shares leave is divided by weight among
-    /// the others that are listed, and those that have jobs and are not, of weight 1 each: whoever comes takes nothing of a share. Where
-    /// nothing is left the latter have one part in a hundred and one together, so that they do not stop.
+    /// By which the tenants of these jobs share contended links, where tenants do. The rest of guaranteed shares is divided by weight
+    /// among the others that are listed, and those that have jobs and are not, of weight 1 each: a tenant that comes takes nothing of a
+    /// share. If nothing is left the latter have one part in a hundred and one together, so that they do not stop.
     #[must_use]
     pub fn weights(&self, jobs: &[Job]) -> Weights<'_> {
         let mut unlisted: Vec<&str> = jobs.iter().map(|job| &*job.tenant).collect();

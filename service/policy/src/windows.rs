@@ -21,25 +21,25 @@ const GROUP_MAX: usize = 8;
 const TURNS_MAX: u64 = 64;
 /// Times that windows open on such a circle, all together; where one opens as often there is no gap that is worth a search.
 const OPENINGS_MAX: u64 = 1 << 16;
-/// What a flow that makes room for others is reckoned to have under way: a message (`engines/transport/links`), of the two that it may have
-/// (`service/model/src/rate_limit.rs`).
+/// Bytes that a flow that makes room for others is reckoned to have under way: a message (`engines/transport/links`), of the two that it
+/// may have (`service/model/src/rate_limit.rs`).
 const UNDER_WAY_BITS: f64 = 8.0 * 262_144.0;
 /// A gap that is less than this part of its circle is no way to get work done.
 const GAP_LEAST: u64 = 20;
 
-/// What a job takes of the circle.
+/// A job's part of the circle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arc {
     /// Circle; at least 1.
     pub period_ns: u64,
     /// Arc, at most the circle.
     pub busy_ns: u64,
-    /// Where it begins now.
+    /// Its begin now.
     pub offset_ns: u64,
 }
 
 impl Arc {
-    /// Of a profile.
+    /// The arc of a profile.
     #[must_use]
     pub fn of(profile: Profile) -> Self {
         let period_ns = profile.period_ns.max(1);
@@ -233,14 +233,14 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// What a job puts on a link.
+/// A job's load on a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Use {
     /// The job, by its place in the view.
     pub job: usize,
     /// Its flows there.
     pub flows: u32,
-    /// What they want together.
+    /// Demand of all of them together.
     pub demand_bps: f64,
 }
 

@@ -2,13 +2,13 @@
 //!
 //! Flows are assigned fairly over all paths. A job with a profile is known to send at certain times; at these, jobs of lower
 //! priority that share a link with it hold their flows to what it leaves them there. At all other times nobody is held back, so
-//! nothing is reserved while the first computes. Ours; the times come from profiles, as in CASSINI (NSDI 2024). Where a job's bursts
+//! nothing is reserved while the first computes. Ours; the times come from profiles, as in CASSINI (NSDI 2024). If a job's bursts
 //! are foreseen one by one (`service/telemetry/src/profile.rs`) they take the place of the times.
 
 use super::windows::{Shared, Use};
 use super::{Decisions, Job, Policy, Profile, View, Window, Yield, flows, shares};
 
-/// What the first is expected to take longer than its profile says, in percent of it: clocks and compute times vary.
+/// Margin of the first beyond its profile, in percent of it: clocks and compute times vary.
 const MARGIN_PERCENT: u64 = 3;
 
 /// A flow always gets this part of a link: it must not stop where others take all.
@@ -46,8 +46,8 @@ impl Policy for Yielding {
             room.uses.iter().for_each(|used| rooms_of[used.job].push(rooms.len()));
             rooms.push(room);
         }
-        // What a job that makes room for another has left: by that other, on the link where it is least. One job after the other, so that
-        // this is a table and nothing is looked up.
+        // Rate that a job that makes room for another has left: by that other, on the link where it is least. One job after the other, so
+        // that this is a table and nothing is looked up.
         let mut left_bps = vec![f64::INFINITY; view.jobs.len()];
         let mut firsts: Vec<usize> = Vec::new();
         for (low, decision) in decisions.0.iter_mut().enumerate() {
@@ -87,7 +87,7 @@ struct Room<'a> {
 struct Class {
     priority: u32,
     jobs: Vec<usize>,
-    /// What they and those above leave each flow of those below.
+    /// Rate that they and those above leave each flow of those below.
     left_bps: f64,
 }
 

@@ -43,7 +43,7 @@ pub struct RankInfo {
     pub completed: AtomicU64,
     /// The last tag that it has given an operation of the service's; 0 is none.
     pub user_tag: AtomicU64,
-    /// Time by which it has come later to started collectives than the first rank of this host. What copy engines carry out does not count.
+    /// Time by which it has come later to started collectives than the first rank of this host. Operations of copy engines do not count.
     pub late_ns: AtomicU64,
 }
 
@@ -76,13 +76,13 @@ pub struct CommInfo {
     pub number: u64,
     /// The tenant's name for it.
     pub id: UniqueId,
-    /// What its tenant calls it; empty where it has no name.
+    /// Its tenant's name for it; empty if it has none.
     pub name: String,
     /// The job that it is part of, as its launcher calls it; empty where that is not known.
     pub job: String,
     /// Traffic class of its packets to other hosts, where its tenant has asked for one that the operator allows.
     pub traffic_class: Option<u8>,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
     /// The tenant of `policy.toml` whose rules hold for it.
     pub rules: String,
@@ -96,9 +96,9 @@ pub struct CommInfo {
     pub host_runs: Vec<HostRun>,
     /// The order in which its hosts pass on what GPUs reduce, by their places among `host_runs`; empty where each exchanges with every other.
     pub reduction_ring: Vec<u32>,
-    /// What it shares with its parts, or with the whole that it is a part of.
+    /// Family of its parts, or of the whole that it is a part of.
     pub family: Arc<Family>,
-    /// What it is to another communicator, if it is a part.
+    /// Its relation to another communicator, if it is a part.
     pub part: Option<PartOf>,
     /// Ranks of this host, ascending.
     pub ranks: Vec<RankInfo>,
@@ -108,24 +108,25 @@ pub struct CommInfo {
     pub bytes: AtomicU64,
     /// Payload times the collective's bus factor: what an ideal ring moves over each link.
     pub bus_bytes: AtomicU64,
-    /// Time in which a collective was running. Of what ranks do among themselves a sample is timed, here and in what follows, and stands for the rest.
+    /// Time in which a collective was running. Operations of ranks among themselves are timed by a sample, here and in what follows, which
+    /// stands for the rest.
     pub busy_ns: AtomicU64,
-    /// Time that ranks' kernels held multiprocessors, of all ranks and multiprocessors together. What copy engines carry out holds none, but
+    /// Time that ranks' kernels held multiprocessors, of all ranks and multiprocessors together. Operations of copy engines hold none, but
     /// for combining, which is not counted.
     pub multiprocessor_ns: AtomicU64,
     /// Collectives that end on no rank before all have come, and the part of `busy_ns` that is theirs.
     pub joint: [AtomicU64; 2],
-    /// Of `operations`, the point-to-point pairs; without those of ranks on GPUs, which [`CommInfo::pairs`] has.
+    /// Point-to-point pairs among `operations`; without those of ranks on GPUs, which [`CommInfo::pairs`] has.
     pub pairs: AtomicU64,
     /// Puts of port channels that have ended, and their bytes. They are no operations.
     pub puts: AtomicU64,
     /// See `puts`.
     pub put_bytes: AtomicU64,
-    /// What its collectives are like now.
+    /// Recent rates of its collectives.
     pub recent: RecentTraffic,
     /// All its tenant's collectives.
     pub traffic: Arc<TenantTraffic>,
-    /// What flows' names say of it, where it has other hosts.
+    /// Its number in flows' names, if it has other hosts.
     pub links: Option<u64>,
     /// Why its flows began over TCP, if they did.
     pub transport_reason: Option<String>,
@@ -133,20 +134,20 @@ pub struct CommInfo {
     pub failed: AtomicU64,
     /// Number of the strategy in force.
     pub epoch: AtomicU64,
-    /// Where its ranks do small collectives among themselves.
+    /// Exchange by which its ranks do small collectives among themselves.
     pub shm_exchange: Option<Arc<TenantShmExchange>>,
-    /// Where its ranks, on GPUs, do collectives among themselves.
+    /// Group of its ranks, on GPUs, that do collectives among themselves.
     pub device_initiated: Option<Arc<DeviceInitiatedGroup>>,
-    /// What a controller has to know, where there are other hosts.
+    /// State for a controller, if there are other hosts.
     pub placed: Option<Placed>,
-    /// What was told of what its ranks say of collectives.
+    /// Last check of its ranks' counts of collectives.
     pub operation_sanity: CounterSanity,
     /// The same of point-to-point pairs.
     pub pair_sanity: CounterSanity,
 }
 
 impl CommInfo {
-    /// What the caller calls one of its ranks: parts have other numbers than their whole.
+    /// The caller's number for one of its ranks: parts have other numbers than their whole.
     #[must_use]
     pub fn name_of(&self, rank: u32) -> u32 {
         self.part.as_ref().map_or(rank, |part| part.name_of(rank))
@@ -164,7 +165,7 @@ impl CommInfo {
         self.hosts.len() <= 1 && !self.host_runs.is_empty()
     }
 
-    /// What a rank joins that is `rank` here, as a part of this.
+    /// The part that a rank joins that is `rank` here.
     ///
     /// # Errors
     /// Why it is no part of this.
@@ -210,7 +211,7 @@ impl CommInfo {
         }
     }
 
-    /// What is kept of it when it has failed.
+    /// View that is kept of it when it has failed.
     #[must_use]
     pub fn failed_view(&self, reason: &str) -> FailedView {
         FailedView {
@@ -331,7 +332,7 @@ impl CommInfo {
         self.device_initiated.is_none()
     }
 
-    /// Of collectives that were handed to GPUs, those that have ended there.
+    /// Collectives that were handed to GPUs and have ended there.
     fn of_handed_out(&self, handed_out: u64) -> u64 {
         let large = self.device_initiated.as_ref().and_then(|group| group.large());
         large.map_or(handed_out, |large| handed_out.min(large.operations().ended))
@@ -350,7 +351,8 @@ impl CommInfo {
         raise(&self.put_bytes, bytes);
     }
 
-    /// Sides of a point-to-point operation on this host took so long, from when it could begin here. What ends at once has no time.
+    /// Sides of a point-to-point operation on this host took so long, from when it could begin here. A pair that ends at once has
+    /// no time.
     pub fn time_pair(&self, sides: &[PairSide], bytes: u64, took: Duration) {
         if self.is_timed() && !took.is_zero() {
             sides.iter().for_each(|side| self.recent.count_pair(*side, bytes, took));
@@ -365,7 +367,7 @@ impl CommInfo {
         }
     }
 
-    /// How far one of `ranks` is. What a shared-memory exchange says is the tenant's word.
+    /// How far one of `ranks` is. Counts in a shared-memory exchange are the tenant's word.
     #[must_use]
     pub fn progress(&self, info: &RankInfo) -> RankProgress {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -397,8 +399,8 @@ impl CommInfo {
         0..self.nranks
     }
 
-    /// Operations completed on all ranks, and their payload. What ranks say counts as far as it can be true: a tenant's sums are of all its
-    /// communicators, those included that have ended.
+    /// Operations completed on all ranks, and their payload. Ranks' counts are taken as far as they can be true: a tenant's sums are of all
+    /// its communicators, those included that have ended.
     #[must_use]
     pub fn totals(&self) -> WorkDone {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -406,7 +408,7 @@ impl CommInfo {
         counted.plus(self.told_rounds()).plus(self.pairs_on_gpus())
     }
 
-    /// Of [`CommInfo::totals`], what ranks have done among themselves.
+    /// Operations of ranks among themselves, in [`CommInfo::totals`].
     #[must_use]
     pub fn told_rounds(&self) -> WorkDone {
         let rounds = self
@@ -426,7 +428,7 @@ impl CommInfo {
         self.operation_sanity.told(Instant::now(), said, bytes_max)
     }
 
-    /// Of the operations of [`CommInfo::totals`], the point-to-point pairs.
+    /// Point-to-point pairs among the operations of [`CommInfo::totals`].
     #[must_use]
     pub fn pairs(&self) -> u64 {
         self.pairs.load(Ordering::Relaxed).saturating_add(self.pairs_on_gpus().operations)

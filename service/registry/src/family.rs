@@ -7,7 +7,7 @@ use mccs_ipc::layout::Layout;
 use mccs_ipc::protocol::{HostRun, Role, TEAMS_MAX};
 use mccs_ipc::types::ErrorClass;
 
-/// What a whole and its parts share.
+/// State that a whole and its parts share.
 #[derive(Debug, Default)]
 pub struct Family {
     /// Why they have failed: what was the first to.
@@ -53,31 +53,31 @@ pub struct Whole<'a> {
     pub host_runs: &'a [HostRun],
     /// See [`CommInfo::reduction_ring`](super::CommInfo::reduction_ring).
     pub reduction_ring: &'a [u32],
-    /// What it shares with its parts.
+    /// Family of its parts.
     pub family: &'a Arc<Family>,
 }
 
-/// What a communicator is to the whole that it is a part of: the same for all its ranks here.
+/// A communicator's relation to the whole that it is a part of: the same for all its ranks here.
 #[derive(Debug, Clone)]
 pub struct PartOf {
     /// Number of the whole, here.
     pub whole: u64,
-    /// What they share.
+    /// Their family.
     pub family: Arc<Family>,
     /// In words: `team`, `rail 1 of 8`.
     pub name: String,
-    /// What each of its ranks is called in the whole.
+    /// Numbers of its ranks in the whole.
     pub ranks: Vec<u32>,
     /// Whether it moves data of teams between hosts: what a rank has for itself in an all-to-all stays where it is.
     pub is_rail: bool,
-    /// Of a rail: the order in which its ranks pass on what they reduce, if they do.
+    /// For a rail: the order in which its ranks pass on what they reduce, if they do.
     pub reduction_ring: Vec<u32>,
 }
 
 /// A rank that joins a part, as its session says.
 #[derive(Debug, Clone, Copy)]
 pub struct Joining {
-    /// What the part is to the whole.
+    /// The part's role.
     pub role: Role,
     /// Whether the id is the whole's.
     pub has_same_id: bool,
@@ -88,7 +88,7 @@ pub struct Joining {
 }
 
 impl PartOf {
-    /// What a rank joins that is `rank` of `whole`.
+    /// The part that `rank` of `whole` joins.
     ///
     /// # Errors
     /// Why it is no part of that.
@@ -133,14 +133,14 @@ impl PartOf {
         Ok(PartOf { whole: whole.number, family: Arc::clone(whole.family), name, ranks, is_rail, reduction_ring })
     }
 
-    /// What the caller calls one of its ranks.
+    /// The caller's number for one of its ranks.
     #[must_use]
     pub fn name_of(&self, rank: u32) -> u32 {
         self.ranks.get(rank as usize).copied().unwrap_or(rank)
     }
 
-    /// What a message lacks that arose here: the part's name, and what the caller calls its ranks. Nothing where it names a part already,
-    /// with which this one fails.
+    /// Remark for a message that arose here: the part's name, and the caller's numbers for its ranks. Nothing where it names a part
+    /// already, with which this one fails.
     #[must_use]
     pub fn remark(&self, message: &str) -> Option<String> {
         const BEGINS: &str = " (in its ";
@@ -156,7 +156,7 @@ impl PartOf {
     }
 }
 
-/// Who is where, if this is one of the ranks.
+/// Places of ranks, if this is one of them.
 fn layout_of(whole: Whole<'_>, rank: u32) -> Option<Layout> {
     Layout::new(whole.host_runs).ok().filter(|layout| rank < layout.nranks())
 }

@@ -36,12 +36,12 @@ pub use self::family::{Family, Joining, PartOf};
 pub use self::overseer::Overseer;
 pub use self::views::session_view;
 
-/// What a tenant's communicators have done, those included that have ended.
+/// Totals of a tenant's communicators, those included that have ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TenantTotals {
     /// Operations completed.
     pub operations: u64,
-    /// Of those, point-to-point pairs.
+    /// Point-to-point pairs among them.
     pub pairs: u64,
     /// Their payload.
     pub bytes: u64,
@@ -66,7 +66,7 @@ struct Comms {
     live: BTreeMap<u64, Arc<CommInfo>>,
     /// Over, but for what their GPUs have still to say.
     leaving: BTreeMap<u64, Arc<CommInfo>>,
-    /// Of tenants that there are.
+    /// Totals of present tenants.
     ended: BTreeMap<String, TenantTotals>,
 }
 
@@ -118,15 +118,15 @@ pub struct Registry {
     bursts: AtomicU64,
     /// In nanoseconds; 0 where the clock is not known, or not needed.
     clock_error: AtomicU64,
-    /// What the cluster's common clock has shown last, and when.
+    /// Last time of the cluster's common clock, and when it was read.
     clock: Mutex<Option<(Instant, CommonTime)>>,
     /// Why the operator empties the host; empty where nothing was said.
     draining: Mutex<Option<String>>,
-    /// What the controller has said of how GPUs are to reduce, if it has.
+    /// The controller's word on how GPUs are to reduce, if it has said any.
     reductions: Mutex<Option<Reductions>>,
-    /// Who is the controller, where there is one.
+    /// The controller's office, if there is one.
     office: Mutex<Option<OfficeView>>,
-    /// What became of pushes to the collector of metrics, where there is one.
+    /// Results of pushes to the collector of metrics, if there is one.
     pushes: Mutex<Option<PushesView>>,
     is_draining: AtomicBool,
     /// In seconds of the Unix epoch; 0 where there is none.
@@ -140,7 +140,7 @@ pub struct Registry {
     pub failed: FailedComms,
     /// Connections refused.
     pub refused: Refused,
-    /// What engines did last.
+    /// Last records of engines.
     pub recorders: Arc<Recorders>,
 }
 
@@ -178,7 +178,7 @@ impl Registry {
         lock(&self.sessions).len() as u64 > tenant.used(Resource::Sessions)
     }
 
-    /// What became of pushes to the collector, where there is one.
+    /// Results of pushes to the collector, if there is one.
     #[must_use]
     pub fn pushes(&self) -> Option<PushesView> {
         lock(&self.pushes).clone()
@@ -217,12 +217,12 @@ impl Registry {
         *lock(&self.reductions)
     }
 
-    /// Who is the controller, as this host knows.
+    /// Sets the controller, as this host knows it.
     pub fn set_office(&self, office: OfficeView) {
         *lock(&self.office) = Some(office);
     }
 
-    /// What was said last; none where there is no controller.
+    /// The last office; none if there is no controller.
     #[must_use]
     pub fn office(&self) -> Option<OfficeView> {
         lock(&self.office).clone()
@@ -341,7 +341,7 @@ impl Registry {
         }
     }
 
-    /// What this host takes the cluster's common clock to show now, where it needs one.
+    /// Sets this host's time of the cluster's common clock, if it needs one.
     pub fn set_clock(&self, time: Option<CommonTime>, now: Instant) {
         self.clock_error.store(time.map_or(0, |time| time.error_ns.max(1)), Ordering::Relaxed);
         if let Some(time) = time {
@@ -349,13 +349,13 @@ impl Registry {
         }
     }
 
-    /// What was said last, and when.
+    /// The last time, and when it was read.
     #[must_use]
     pub fn clock(&self) -> Option<(Instant, CommonTime)> {
         *lock(&self.clock)
     }
 
-    /// What was said last.
+    /// The last error.
     #[must_use]
     pub fn clock_error_ns(&self) -> Option<u64> {
         Some(self.clock_error.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
@@ -364,7 +364,7 @@ impl Registry {
     /// The operator wants the host empty, or in use again: whether processes without a session are refused.
     pub fn set_draining(&self, drains: bool, reason: Option<String>) {
         let mut why = lock(&self.draining);
-        // Who asks again without a reason leaves the one that was given.
+        // A second request without a reason leaves the one that was given.
         *why = if drains { reason.or(why.take()) } else { None };
         self.is_draining.store(drains, Ordering::Relaxed);
     }
@@ -380,13 +380,13 @@ impl Registry {
         self.certificate_end.store(unix_s, Ordering::Relaxed);
     }
 
-    /// What was said last.
+    /// The last error.
     #[must_use]
     pub fn certificate_end(&self) -> Option<u64> {
         Some(self.certificate_end.load(Ordering::Relaxed)).filter(|unix_s| *unix_s > 0)
     }
 
-    /// What was said last.
+    /// The last error.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.is_draining.load(Ordering::Relaxed)
@@ -412,12 +412,12 @@ impl Registry {
         self.comm_changes.load(Ordering::Acquire)
     }
 
-    /// Whom to wake when something becomes of a communicator; the first counts.
+    /// Sets the watcher to wake when something becomes of a communicator; the first counts.
     pub fn set_watcher(&self, watcher: WakerSlot) {
         let _ = self.watcher.set(watcher);
     }
 
-    /// What each tenant's communicators have done since the service began, and those of them that live.
+    /// Totals of each tenant's communicators since the service began, and those of them that live.
     #[must_use]
     pub fn totals(&self) -> (BTreeMap<String, TenantTotals>, Vec<Arc<CommInfo>>) {
         let comms = lock(&self.comms);
@@ -428,7 +428,7 @@ impl Registry {
         (totals, comms.live.values().cloned().collect())
     }
 
-    /// What each tenant's communicators have done since the service began, without those of which another program goes on with the numbers.
+    /// Totals of each tenant's communicators since the service began, without those of which another program goes on with the numbers.
     #[must_use]
     pub fn totals_besides(&self, goes_on: impl Fn(u64) -> bool) -> BTreeMap<String, TenantTotals> {
         let comms = lock(&self.comms);

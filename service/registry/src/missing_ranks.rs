@@ -8,7 +8,7 @@ use mccs_telemetry::LogBudget;
 
 use super::Registry;
 
-/// What one that gathers ranks has told of those that are late.
+/// Late ranks of which one that gathers ranks has told.
 pub struct LateTold {
     gatherer: String,
     changes: u64,

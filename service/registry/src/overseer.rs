@@ -18,7 +18,7 @@ use mccs_tenants::{Resource, Tenant};
 
 use super::{CommInfo, Registry};
 
-/// Where an overview comes from.
+/// Source of an overview.
 #[derive(Clone)]
 pub struct Overseer {
     /// The service's name.
@@ -117,7 +117,7 @@ impl Overseer {
     }
 }
 
-/// Of all of a tenant's communicators. Weight and caps are the tenant's, so any of them says them.
+/// Allotment of all of a tenant's communicators. Weight and caps are the tenant's, so any of them says them.
 fn allotment<'a>(comms: impl Iterator<Item = &'a Arc<CommInfo>>) -> Option<Allotment> {
     let told = comms.filter_map(|comm| comm.placed.as_ref()?.pace_use.allotment());
     told.reduce(|all, one| Allotment {

@@ -11,7 +11,7 @@ use mccs_config::cpus::{CPUS_MAX, CpuChoice, CpuSet};
 #[error("{choice:?} has no CPU that this process may use, which is {allowed}")]
 pub struct NoCpu {
     choice: String,
-    /// What it may use, and what nodes there are.
+    /// CPUs that it may use, and nodes.
     allowed: String,
 }
 
@@ -26,7 +26,7 @@ pub struct NumaNodes {
 }
 
 impl NumaNodes {
-    /// What sysfs says; `sysfs` is `/sys`. Where it says nothing, there are no nodes.
+    /// Reads sysfs; `sysfs` is `/sys`. If it says nothing, there are no nodes.
     #[must_use]
     pub fn read(sysfs: &Path, allowed: CpuSet) -> Self {
         let entries = std::fs::read_dir(sysfs.join("devices/system/node"));

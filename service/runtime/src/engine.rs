@@ -16,7 +16,7 @@ impl std::fmt::Display for EngineId {
     }
 }
 
-/// What a poll found.
+/// The result of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// Did work; poll again soon.
@@ -58,7 +58,7 @@ impl AwakeTenants {
     }
 }
 
-/// What an engine may use while it is polled.
+/// Resources of an engine while it is polled.
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
     /// Time at the start of the runtime's round, or of one shortly before where clocks are slow. Engines use no other clock.
@@ -68,12 +68,12 @@ pub struct Context {
     /// Whether a descriptor of the engine's may be readable. Otherwise none was when the runtime looked last; it looks again when it
     /// sleeps, and often while it does not.
     pub is_readable: bool,
-    /// Who has engines that are awake in this round.
+    /// Tenants with engines that are awake in this round.
     pub tenants: AwakeTenants,
 }
 
 impl Context {
-    /// Of who polls an engine, or part of one, without watching its descriptors.
+    /// The context of a caller that polls an engine, or part of one, without watching its descriptors.
     #[must_use]
     pub fn new(now: Instant, budget: usize) -> Self {
         Context { now, budget, is_readable: true, tenants: AwakeTenants::None }

@@ -19,7 +19,7 @@ use super::run_queue::Awake;
 use super::time_slice::TimeSlice;
 use super::{Context, Engine, EngineId, Progress, RuntimeOptions, Share};
 
-/// What a runtime is told by the control path.
+/// Orders of the control path to a runtime.
 pub(super) enum Order {
     Adopt(Adopted),
     Move { engine: EngineId, to: u32 },
@@ -66,7 +66,7 @@ const EVENTS_MAX: usize = 64;
 struct Slot {
     engine: Box<dyn Engine>,
     state: Arc<EngineState>,
-    /// Whom it works for.
+    /// Tenant that it works for.
     share: Share,
     /// When the engine last found work; `None` while it sleeps.
     awake_since: Option<Instant>,
@@ -123,7 +123,7 @@ fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
 }
 
 impl Executor {
-    /// Of a runtime without engines, which its doorbell wakes.
+    /// The waker of a runtime without engines, which its doorbell wakes.
     ///
     /// # Errors
     /// The kernel refuses a descriptor.
@@ -310,8 +310,8 @@ impl Executor {
         any_busy
     }
 
-    /// Polls engines that are due in this round; returns whether one was busy. What one of the service's engines hands to another that has been
-    /// polled in this round does not wait for the next one, which begins with all tenants.
+    /// Polls engines that are due in this round; returns whether one was busy. A message of one of the service's engines to another that
+    /// has been polled in this round does not wait for the next one, which begins with all tenants.
     fn poll_due(&mut self, state: &RuntimeState, now: Instant, chain: &mut Chain) -> bool {
         chain.goes_on = false;
         let (mut any_busy, is_timed) = (false, self.stats.rounds.load(Ordering::Relaxed).is_multiple_of(TIMED_ROUNDS));
@@ -335,7 +335,7 @@ impl Executor {
                     let idle_for = slot.awake_since.map_or(Duration::ZERO, |since| now.duration_since(since));
                     let spin =
                         if slot.engine.awaits_others() { self.options.spin_while_waiting } else { self.options.spin };
-                    // Who is woken has the core sooner than who yields it.
+                    // A woken thread has the core sooner than one that yields it.
                     let sleeps = spin < Duration::MAX && contention::is_starved(now);
                     let spin = if sleeps { Duration::ZERO } else { spin };
                     idle_for < spin || !slot.engine.prepare_to_sleep()
@@ -379,7 +379,8 @@ impl Executor {
             .collect();
         for id in due {
             self.wake(id, now);
-            // Who finds nothing sleeps again at once: its time has come, and tells of no work that more may follow.
+            // A thread that finds nothing sleeps again at once: its time has come, and tells of no work that more
+            // may follow.
             if let Some(slot) = self.slots.get_mut(&id) {
                 slot.awake_since =
                     now.checked_sub(self.options.spin.max(self.options.spin_while_waiting)).or(Some(now));
@@ -419,7 +420,7 @@ impl Executor {
         let now = if work_arrived {
             Instant::now()
         } else {
-            // What the round took makes no difference to a timer that is far away.
+            // The time of the round makes no difference to a timer that is far away.
             let far = self.earliest_timer.filter(|at| at.saturating_duration_since(now) >= COARSE_FROM);
             let now = if self.earliest_timer.is_some() && far.is_none() { Instant::now() } else { now };
             let wait = self.earliest_timer.map(|at| at.saturating_duration_since(now));

@@ -1,7 +1,7 @@
 //! Run queue of a runtime: engines that are awake, by weight, and which of them is polled next.
 //!
-//! A round polls each engine of the service once, and again where another one of the service hands it something. Of a tenant's engines it polls
-//! a bounded number, in turn: who connects a hundred times gets no more of the thread than who connects once.
+//! A round polls each engine of the service once, and again where another one of the service hands it something. A tenant's engines are
+//! polled in bounded number, in turn: a tenant that connects a hundred times gets no more of the thread than one that connects once.
 
 use std::collections::VecDeque;
 
@@ -48,7 +48,7 @@ pub(super) struct Awake {
     groups: VecDeque<Group>,
     /// Items of a poll.
     budget: usize,
-    /// Whose engines are awake in this round.
+    /// Tenants whose engines are awake in this round.
     tenants: AwakeTenants,
     /// The group to look at next.
     at: usize,
@@ -122,7 +122,7 @@ impl Awake {
     pub(super) fn begin_round(&mut self) {
         self.tenants = AwakeTenants::None;
         for group in &mut self.groups {
-            // Who was left out in the last round comes first.
+            // Engines that were left out in the last round come first.
             group.due.append(&mut group.polled);
             group.left = group.polls_max();
             if group.share != Share::SERVICE && !group.due.is_empty() {
@@ -157,7 +157,7 @@ impl Awake {
         }
     }
 
-    /// Whose engines are awake in this round.
+    /// Tenants whose engines are awake in this round.
     pub(super) fn tenants(&self) -> AwakeTenants {
         self.tenants
     }

@@ -29,7 +29,7 @@ pub struct RuntimeOptions {
     pub budget: usize,
 }
 
-/// What the operator sees of an engine.
+/// The operator's view of an engine.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct EngineInfo {
     /// Its number.
@@ -62,7 +62,7 @@ pub fn work_by_tenant(engines: &[EngineInfo]) -> BTreeMap<(&str, &str), u64> {
     work
 }
 
-/// What the operator sees of a runtime.
+/// The operator's view of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RuntimeInfo {
     /// Its number.
@@ -78,7 +78,7 @@ pub struct RuntimeInfo {
     /// CPUs on which its thread may run, as the kernel writes them.
     #[serde(default)]
     pub cpus: String,
-    /// What it was bound to: `node 1`, or CPUs. Empty: to nothing.
+    /// Its binding: `node 1`, or CPUs. Empty: to nothing.
     #[serde(default)]
     pub bound_to: String,
 }
@@ -256,7 +256,7 @@ impl Runtimes {
     /// Moves an engine to another runtime, between two of its polls. Returns before it has moved.
     ///
     /// # Errors
-    /// Where there is no such engine or runtime.
+    /// There is no such engine or runtime.
     pub fn move_engine(&self, engine: EngineId, to: u32) -> Result<(), RuntimeError> {
         let tables = self.tables();
         if to as usize >= tables.runtimes.len() {

@@ -55,7 +55,7 @@ pub(super) struct TimeSlice {
 }
 
 impl TimeSlice {
-    /// Of this thread.
+    /// The slice of this thread.
     pub(super) fn of_this_thread() -> Self {
         TimeSlice { streak: Streak::default(), slice: ThreadSlice::of_this_thread(), asked: None }
     }

@@ -1,7 +1,8 @@
 //! Queue to a thread that serves tenants in turns: who leaves much waits for its own.
 //!
-//! For threads that make calls of microseconds and more, into a driver for instance. What an item takes is measured, since nobody
-//! knows it before: the tenant pays for the time from [`TurnReceiver::recv`] to [`TurnReceiver::rest`], or to the next call.
+//! For threads that make calls of microseconds and more, into a driver for instance. The cost of an item is measured, since
+//! nobody knows it before: the tenant pays for the time from [`TurnReceiver::recv`] to [`TurnReceiver::rest`], or to the next
+//! call.
 //!
 //! Queues have no bound of their own: what a tenant can have in one is bounded by its quotas of what the items are for.
 
@@ -197,7 +198,8 @@ mod tests {
             spent[tenant as usize - 1] += took;
             longest = longest.max(took);
         }
-        // A busy host may hold up any item. Who has had the longest one waits until the other has had as much.
+        // A busy host may hold up any item. The party that has had the longest one waits until the other has
+        // had as much.
         assert!(spent[0].abs_diff(spent[1]) <= 2 * longest, "{spent:?}, the longest {longest:?}");
     }
 

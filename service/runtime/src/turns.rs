@@ -55,9 +55,9 @@ struct Party<Q> {
     queue: Q,
 }
 
-/// Whose turn it is. `Q` is what a tenant has left at the engine.
+/// The share by which it takes turns. `Q` is what a tenant has left at the engine.
 pub struct Turns<Q> {
-    /// Ascending by tenant. Who has been here stays: numbers of tenants that have gone are given anew.
+    /// Ascending by tenant. Past parties stay: numbers of tenants that have gone are given anew.
     parties: Vec<Party<Q>>,
     /// Tenants with work, as places in `parties`; the first has its turn.
     ring: VecDeque<usize>,
@@ -130,7 +130,7 @@ impl<Q> Turns<Q> {
         }
     }
 
-    /// The tenant whose turn it is has nothing left. What it owes it still owes when it comes again, unless nobody has waited.
+    /// The tenant whose turn it is has nothing left. Its debts stay when it comes again, unless nobody has waited.
     pub fn leave(&mut self) {
         let Some(at) = self.ring.pop_front() else { return };
         let is_alone = self.ring.is_empty();

@@ -1,4 +1,4 @@
-//! What is done before and after a job on a host, and before each of its tasks.
+//! Steps before and after a job on a host, and before each of its tasks.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub fn prolog(file: &SlurmFile, job: &SlurmJob) -> anyhow::Result<()> {
     }
 }
 
-/// Takes the tenant of a job away. What some GPU has not given back yet goes by itself.
+/// Takes the tenant of a job away. Memory that some GPU has not given back yet goes by itself.
 ///
 /// # Errors
 /// A service that runs does not answer.
@@ -95,7 +95,7 @@ pub fn task_prolog(file: &SlurmFile, id: u64) {
             println!("export LD_PRELOAD={}", all.join(":"));
         }
     } else {
-        // Of another job, from which this one was submitted.
+        // The socket of another job, from which this one was submitted.
         println!("unset MCCS_SOCKET");
     }
 }
@@ -129,7 +129,7 @@ fn forget_refusal(file: &SlurmFile, id: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is not there is no mistake.
+/// A missing file is no mistake.
 fn unless_gone(done: std::io::Result<()>) -> std::io::Result<()> {
     match done {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

@@ -14,7 +14,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().and_then(|value| said(&value))
 }
 
-/// What Slurm says; it has words for nothing.
+/// Slurm's value; it has words for nothing.
 fn said(value: &str) -> Option<String> {
     let value = value.trim();
     (!value.is_empty() && value != "(null)" && value != "N/A").then(|| value.to_owned())
@@ -49,7 +49,7 @@ pub fn of_environment(squeue: &Path, within: Duration) -> anyhow::Result<SlurmJo
 /// element of an array has a number of its own.
 const FORMAT: &str = "--format=%A|%T|%q|%a";
 
-/// What a program prints.
+/// Output of a program.
 fn output(mut program: Command, within: Duration) -> anyhow::Result<String> {
     let shown = program.get_program().display().to_string();
     program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -90,13 +90,13 @@ fn run(config: &Path, command: &Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of a file with mistakes.
+/// The places in a file with mistakes.
 fn places(config: &Path) -> SlurmFile {
     places_of(&std::fs::read_to_string(config).unwrap_or_default())
 }
 
-/// What takes a job away needs of a text with mistakes, or of half of one: where the service is and how long it may take, and where notes are.
-/// What no line says rightly has its default.
+/// The end of a job needs this of a text with mistakes, or of half of one: where the service is and how long it may take, and where notes
+/// are. A value that no line says rightly has its default.
 fn places_of(text: &str) -> SlurmFile {
     let (mut file, default) = (SlurmFile::default(), SlurmFile::default());
     for line in text.lines().take_while(|line| !line.trim_start().starts_with('[')) {

@@ -1,4 +1,4 @@
-//! What every store promises, as tests that run against each.
+//! Promises of every store, as tests that run against each.
 
 mod etcd;
 

@@ -32,10 +32,10 @@ pub struct Office {
     pub until: Instant,
 }
 
-/// Who holds the office.
+/// Holder of the office.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// Who asks.
+    /// The caller.
     Own(Office),
     /// Somebody else, in that term.
     Other {
@@ -143,7 +143,7 @@ impl Campaign {
     }
 }
 
-/// What of a lease's time is left if the store's clock runs faster.
+/// Rest of a lease's time if the store's clock runs faster.
 fn surely(ttl: Duration) -> Duration {
     ttl - ttl / CLOCK_MARGIN
 }

@@ -26,12 +26,12 @@ use crate::{
     Guard, Keys, LeaseId, Outcome, Revision, Snapshot, Store, StoreError, Transaction, VALUE_BYTES_MAX, Watch, Write,
 };
 
-/// Where a cluster's etcd is, and as whom it is asked.
+/// Address of a cluster's etcd, and the user who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdSettings {
     /// URLs of members' client ports: `https://10.0.0.1:2379`. At least one.
     pub endpoints: Vec<String>,
-    /// What all keys begin with; other keys are neither read nor written.
+    /// Prefix of all keys; other keys are neither read nor written.
     pub prefix: String,
     /// Certificates of who may be etcd, PEM; needed for `https`.
     pub authority: Option<PathBuf>,
@@ -214,11 +214,11 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // Of all keys.
+    // End of all keys.
     vec![0]
 }
 
-/// What an answer says that is none. Codes are gRPC's.
+/// The failure in an answer that is none. Codes are gRPC's.
 fn failure(endpoint: &Endpoint, status: u16, body: &[u8], repeat: Repeat) -> StoreError {
     let Ok(Failure { error, code }) = serde_json::from_slice(body) else {
         let text: String = String::from_utf8_lossy(body).chars().filter(|c| !c.is_control()).take(100).collect();

@@ -74,7 +74,7 @@ impl FolderStore {
         FolderStore { folder: folder.to_owned(), boot }
     }
 
-    /// Works on the state, alone among all processes. What has changed is kept when `work` returns.
+    /// Works on the state, alone among all processes. Changes are kept when `work` returns.
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, StoreError> {
         fs::create_dir_all(&self.folder).map_err(|error| failed(&self.folder, &error))?;
         let path = self.folder.join(LOCK);
@@ -250,7 +250,7 @@ impl Store for FolderStore {
             .and_then(|inotify| inotify.add_watch(&self.folder, AddWatchFlags::IN_MOVED_TO).map(|_| inotify))
             .map_err(|error| failed(&self.folder, &error.into()))?;
         let store = FolderStore { folder: self.folder.clone(), boot: self.boot.clone() };
-        // What has gone since then is not known any more: only a watch from now on knows all.
+        // Keys that have gone since then are not known any more: only a watch from now on knows all.
         let (revision, seen) = store.with(|state| {
             let seen = state.keys.iter().filter(|(_, kept)| kept.modified <= after);
             (state.revision, seen.map(|(key, kept)| (key.clone(), kept.modified)).collect())
@@ -291,7 +291,7 @@ impl Watch for FolderWatch {
     }
 }
 
-/// What has changed since it was told, and when the next lease ends.
+/// Changes since it was told, and when the next lease ends.
 fn untold_changes(
     state: &State,
     seen: &mut BTreeMap<String, Revision>,

@@ -50,7 +50,7 @@ pub const VALUE_BYTES_MAX: usize = 1 << 20;
 pub struct Entry {
     /// Below the cluster's prefix.
     pub key: String,
-    /// What it holds.
+    /// Its quotas.
     pub value: Vec<u8>,
     /// When it came to be.
     pub created: Revision,
@@ -86,7 +86,7 @@ pub enum Keys<'a> {
     Under(&'a str),
 }
 
-/// What must hold for a transaction to be done.
+/// Condition for a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Guard {
     /// There is no such key.
@@ -97,7 +97,7 @@ pub enum Guard {
     Modified(String, Revision),
 }
 
-/// What a transaction does.
+/// Write of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Write {
     /// Puts a key.
@@ -135,7 +135,7 @@ pub struct Transaction {
     pub writes: Vec<Write>,
 }
 
-/// What became of a transaction.
+/// The result of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// All writes were done, at this revision.
@@ -162,18 +162,18 @@ pub enum StoreError {
     /// A transaction was sent, and nobody has said what became of it.
     #[error("the store may have done it or not: {0}")]
     Unknown(String),
-    /// There is no room for what is to be written. What is there can be read.
+    /// There is no room for what is to be written. Present keys can be read.
     #[error("the store is full: {0}")]
     Full(String),
     /// The store does not let this service do that: credentials, rights or certificates. The operator's fault.
     #[error("the store refuses: {0}")]
     Refused(String),
-    /// What the store says makes no sense.
+    /// The store's answer makes no sense.
     #[error("the store's answer cannot be used: {0}")]
     Invalid(String),
 }
 
-/// Why a watch has ended. Who watches reads all anew, and watches from there.
+/// Why a watch has ended. A watcher reads all anew, and watches from there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WatchError {
     /// Changes were forgotten before they were told.

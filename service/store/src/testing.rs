@@ -78,7 +78,7 @@ impl Etcd {
         (child, said)
     }
 
-    /// Where a member listens for clients.
+    /// Client address of a member.
     #[must_use]
     pub fn address(&self, member: usize) -> SocketAddr {
         (self.addresses[member], CLIENT_PORT).into()
@@ -194,7 +194,7 @@ impl Drop for Etcd {
     }
 }
 
-/// What a [`Proxy`] does with bytes.
+/// Treatment of bytes by a [`Proxy`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weather {
     /// Carries them at once.
@@ -235,7 +235,7 @@ impl Proxy {
         Proxy { address, weather }
     }
 
-    /// Where clients connect.
+    /// URL for clients.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
@@ -255,7 +255,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, weather: &(Mutex<Weather>, Cond
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         let (current, changed) = weather;
         let held = current.lock().unwrap_or_else(PoisonError::into_inner);
-        // What a cut network holds comes once it is mended, as TCP would send it again.
+        // Bytes that a cut network holds come once it is mended, as TCP would send them again.
         let held = changed.wait_while(held, |weather| *weather == Weather::Cut);
         let now = *held.unwrap_or_else(PoisonError::into_inner);
         if let Weather::Slow(by) = now {

@@ -13,8 +13,8 @@ use super::histogram::{Histogram, HistogramView};
 /// How many kinds of collectives there are.
 const KINDS: usize = CollectiveKind::ALL.len();
 
-/// A tenant's collectives on this host, by kind, since the service began: they outlive its communicators. Of what ranks do among themselves a sample is
-/// timed, and stands for the rest.
+/// A tenant's collectives on this host, by kind, since the service began: they outlive its communicators. Operations of ranks among
+/// themselves are timed by a sample, which stands for the rest.
 #[derive(Debug, Default)]
 pub struct TenantTraffic {
     kinds: [KindTotals; KINDS],
@@ -181,7 +181,7 @@ pub struct BusFraction {
 }
 
 impl BusFraction {
-    /// Of a collective of so many ranks.
+    /// The factor of a collective of so many ranks.
     #[must_use]
     pub fn new(kind: CollectiveKind, nranks: u64) -> Self {
         let (others, all) = (nranks.saturating_sub(1), nranks.max(1));
@@ -210,12 +210,12 @@ impl BusFraction {
 pub struct Traffic {
     /// "Size" in nccl-tests.
     pub payload_bytes: u64,
-    /// What bus bandwidth counts.
+    /// Bytes as bus bandwidth counts them.
     pub bus_bytes: u64,
 }
 
 impl Traffic {
-    /// Of a collective with `count_bytes` by its own count rule.
+    /// The traffic of a collective with `count_bytes` by its own count rule.
     #[must_use]
     pub fn new(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> Self {
         let payload_bytes = kind.payload_count(count_bytes, nranks as u32);

@@ -14,7 +14,7 @@ pub const COLLECTIVE_TIME_MIN: Duration = Duration::from_nanos(100);
 /// Nor do a message's share of a group of sends and receives, and those of other ranks at the same time.
 pub const MESSAGE_TIME_MIN: Duration = Duration::from_nanos(1);
 
-/// What was last told.
+/// The last counts.
 #[derive(Debug)]
 struct Told {
     at: Instant,
@@ -44,13 +44,13 @@ impl CounterSanity {
         CounterSanity { told: Mutex::new(Told { at, operations, bytes }), time_min }
     }
 
-    /// What to tell at `now` of what is said to have been done, in operations of at most `bytes_max` each.
+    /// Counts to tell at `now`, of operations that are said to be done, of at most `bytes_max` each.
     pub fn told(&self, now: Instant, said: WorkDone, bytes_max: u64) -> WorkDone {
         let WorkDone { operations, bytes } = said;
         let mut told = lock(&self.told);
         let time = now.saturating_duration_since(told.at);
         let possible = (time.as_nanos() / self.time_min.as_nanos()).try_into().unwrap_or(u64::MAX);
-        // What is left of the time counts at the next look.
+        // The rest of the time counts at the next look.
         told.at = told.at.max(now);
         told.operations = operations.clamp(told.operations, told.operations.saturating_add(possible));
         // A rank adds the bytes of an operation before it says that it has ended.

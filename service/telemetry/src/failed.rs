@@ -24,7 +24,7 @@ pub struct FailedView {
     pub communicator: u64,
     /// The tenant's name for it, the same on all its hosts.
     pub unique_id: String,
-    /// Whose it was.
+    /// Its tenant.
     pub tenant: String,
     /// Its ranks on all hosts.
     pub nranks: u32,

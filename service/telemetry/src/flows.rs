@@ -1,5 +1,5 @@
 //! Byte counters of flows to and from other hosts, by peer and path. The engine that owns a flow
-//! writes its counter. What flows that have ended have left behind is kept by peer and path.
+//! writes its counter. Counts of flows that have ended are kept by peer and path.
 //!
 //! The table's lock is taken when a flow begins or ends, and by whoever looks.
 
@@ -31,7 +31,7 @@ struct Counters {
     segments: AtomicU64,
     retransmits: AtomicU64,
     round_trip_us: AtomicU64,
-    /// What the kernel said last: of connections that are made anew it counts from the start.
+    /// The kernel's last counts: for connections that are made anew it counts from the start.
     said: [AtomicU64; 2],
     /// See [`FlowMeter::allot`]; [`FREE`] for none.
     allotted_bps: AtomicU64,
@@ -67,7 +67,7 @@ pub struct FlowMeter {
 }
 
 impl FlowMeter {
-    /// The flow goes on over another path. What it has carried so far was carried by the one before.
+    /// The flow goes on over another path. Its bytes so far were carried by the one before.
     pub fn moved(&self, path: &str) {
         self.table.moved(self.number, path);
     }
@@ -82,7 +82,7 @@ impl FlowMeter {
         self.counters.allotted_bps.store(bps.map_or(FREE, |bps| bps.max(1)), Ordering::Relaxed);
     }
 
-    /// What became of its packets so far. Nobody else counts, so nothing is lost.
+    /// Notes statistics of its packets so far. Nobody else counts, so nothing is lost.
     pub fn note_wire(&self, stats: WireStats) {
         let Counters { segments, retransmits, round_trip_us, said, .. } = &*self.counters;
         for (all, said, now) in [(segments, &said[0], stats.segments), (retransmits, &said[1], stats.retransmits)] {
@@ -107,7 +107,7 @@ impl Drop for FlowMeter {
     }
 }
 
-/// What a flow has carried, or all of a path.
+/// Counts of a flow, or of all of a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Totals {
     bytes: u64,
@@ -148,7 +148,7 @@ struct Live {
     /// As what it is counted: decided when it begins on a path, so that what was counted there stays there.
     key: PathKey,
     counters: Arc<Counters>,
-    /// What other paths have carried.
+    /// Counts of other paths.
     before: Totals,
     /// See [`FlowView::port`].
     port: Option<String>,
@@ -156,7 +156,7 @@ struct Live {
 }
 
 impl Live {
-    /// What its path has carried.
+    /// Counts of its path.
     fn totals(&self) -> Totals {
         Totals { paths_left: self.paths_left, ..self.counters.totals().since(self.before) }
     }
@@ -174,7 +174,7 @@ impl Live {
 struct Flows {
     next: u64,
     live: BTreeMap<u64, Live>,
-    /// Of flows that have ended, or gone elsewhere; nothing yet where there are only others.
+    /// Counts of flows that have ended, or gone elsewhere; nothing yet if there are only others.
     ended: BTreeMap<PathKey, Totals>,
 }
 
@@ -253,7 +253,7 @@ impl FlowTable {
         (flows.live.values().take(most).map(Live::view).collect(), flows.live.len().saturating_sub(most) as u64)
     }
 
-    /// What these links send: the first `most` flows.
+    /// Flows by which these links send: the first `most`.
     #[must_use]
     pub fn sent_by(&self, links: u64, most: usize) -> Vec<FlowView> {
         let flows = lock(&self.flows);
@@ -261,7 +261,7 @@ impl FlowTable {
         sent.take(most).map(Live::view).collect()
     }
 
-    /// What flows of these links have carried since they began, in both directions, by channel and ranks: `most` of them.
+    /// Bytes of flows of these links since they began, in both directions, by channel and ranks: `most` of them.
     #[must_use]
     pub fn carried_by(&self, links: u64, most: usize) -> Vec<FlowBytes> {
         let mut carried: BTreeMap<RankFlow, u64> = BTreeMap::new();
@@ -273,7 +273,7 @@ impl FlowTable {
         carried.into_iter().take(most).map(view).collect()
     }
 
-    /// What peers and paths have carried.
+    /// Counts of peers and paths.
     #[must_use]
     pub fn paths(&self) -> Vec<PathView> {
         let flows = lock(&self.flows);

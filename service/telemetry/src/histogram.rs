@@ -54,7 +54,7 @@ impl Histogram {
         self.sum_ns.fetch_add(other.sum_ns, Ordering::Relaxed);
     }
 
-    /// What was counted.
+    /// The counts.
     #[must_use]
     pub fn view(&self) -> HistogramView {
         HistogramView {
@@ -80,7 +80,7 @@ impl HistogramView {
         self.buckets.iter().sum()
     }
 
-    /// What was counted since `before`.
+    /// The counts since `before`.
     #[must_use]
     pub fn since(&self, before: &HistogramView) -> HistogramView {
         let then = |bucket: usize| before.buckets.get(bucket).copied().unwrap_or(0);
@@ -90,7 +90,7 @@ impl HistogramView {
         }
     }
 
-    /// Upper bound, in seconds, of the bucket in which a share of all lies; `None` if there are none. What is longer than all
+    /// Upper bound, in seconds, of the bucket in which a share of all lies; `None` if there are none. A value above all
     /// bounds counts as the last of them.
     #[must_use]
     pub fn quantile_seconds(&self, share: f64) -> Option<f64> {

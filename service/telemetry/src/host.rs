@@ -11,7 +11,7 @@ use mccs_model::NicPath;
 pub struct HostInfo {
     /// Its name.
     pub name: String,
-    /// Where other services reach it.
+    /// Address for other services.
     pub address: SocketAddr,
     /// Whether it is this host.
     pub is_own: bool,
@@ -19,7 +19,7 @@ pub struct HostInfo {
     pub is_up: bool,
     /// Since when.
     pub since: Instant,
-    /// What last went wrong with it.
+    /// Its last trouble.
     pub last_error: Option<String>,
 }
 
@@ -30,7 +30,7 @@ pub struct GpuInfo {
     pub id: String,
     /// Product.
     pub name: String,
-    /// Where it sits.
+    /// PCI address.
     pub pci_bus_id: String,
     /// In words, whose memory it does not reach, as was tried at start.
     pub unreached: Vec<String>,
@@ -54,7 +54,7 @@ impl GpuInfo {
 /// The cluster's common clock, as a host knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommonTime {
-    /// What it shows.
+    /// Its time.
     pub common_ns: u64,
     /// By how much that may be wrong.
     pub error_ns: u64,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct LateView {
     /// Its unique id.
     pub unique_id: String,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
     /// Ranks that have joined.
     pub joined: u32,

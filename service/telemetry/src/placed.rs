@@ -1,6 +1,6 @@
-//! What a controller must know of a communicator over hosts: ranks' places, last strategy, use of
-//! its rate. The proxy engine writes it when a communicator begins, changes or fails; the agent
-//! reads it.
+//! A controller's knowledge of a communicator over hosts: ranks' places, last strategy, use of its
+//! rate. The proxy engine writes it when a communicator begins, changes or fails; the agent reads
+//! it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -35,7 +35,7 @@ pub struct Chosen {
     pub rings: Vec<Vec<u32>>,
     /// How its collectives are carried out.
     pub algorithm: AlgorithmChoice,
-    /// What carries its flows, where hosts have a choice.
+    /// Transport of its flows, if hosts have a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportKind>,
     /// Ways through the network.
@@ -44,7 +44,8 @@ pub struct Chosen {
     pub flows: Vec<FlowChoice>,
 }
 
-/// What of a communicator's first strategy comes back where a policy does not say otherwise, whatever was in force meanwhile.
+/// The part of a communicator's first strategy that comes back if a policy does not say otherwise, whatever was in force
+/// meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Began {
@@ -52,7 +53,7 @@ pub struct Began {
     pub channels: u32,
     /// How its collectives were carried out.
     pub algorithm: AlgorithmChoice,
-    /// What carried its flows, where hosts have a choice.
+    /// Transport of its flows, if hosts have a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportKind>,
 }
@@ -65,7 +66,7 @@ impl From<&Chosen> for Began {
     }
 }
 
-/// What a controller has told of what a communicator's flows may have on this host: for people, engines are told rates.
+/// A controller's allotment to a communicator's flows on this host: for people, engines are told rates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allotment {
     /// The weight by which its tenant shares contended links with others, in thousandths; where tenants do.
@@ -79,7 +80,7 @@ pub struct Allotment {
     pub allotted_bps: Option<u64>,
 }
 
-/// What a communicator's flows have made of their pace.
+/// Use of their pace by a communicator's flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PaceTotals {
     /// Payload that has left.
@@ -88,7 +89,8 @@ pub struct PaceTotals {
     pub held: u64,
 }
 
-/// What a communicator's flows make of their pace on this host, since they began, and what is foreseen of them. Engines add; who looks takes differences.
+/// Use of their pace by a communicator's flows on this host, since they began, and what is foreseen of them. Engines add; who looks takes
+/// differences.
 #[derive(Debug, Default)]
 pub struct PaceUse {
     bits: AtomicU64,
@@ -120,12 +122,12 @@ impl PaceUse {
         self.is_watched.store(is_watched, Ordering::Relaxed);
     }
 
-    /// What they may have from now on.
+    /// Sets their allotment from now on.
     pub fn allot(&self, allotment: Option<Allotment>) {
         *self.allotment.lock().unwrap_or_else(PoisonError::into_inner) = allotment;
     }
 
-    /// What they may have, where a controller has said anything of it.
+    /// Their allotment, if a controller has said anything of it.
     #[must_use]
     pub fn allotment(&self) -> Option<Allotment> {
         *self.allotment.lock().unwrap_or_else(PoisonError::into_inner)
@@ -152,9 +154,9 @@ impl PaceUse {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Placed {
-    /// What all hosts call it.
+    /// All hosts' name for it.
     pub comm: CommId,
-    /// Who is where.
+    /// Places of ranks.
     pub hosts: Vec<HostRanks>,
     /// See there.
     pub pace_use: Arc<PaceUse>,
@@ -200,7 +202,7 @@ impl Placed {
         *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = profile;
     }
 
-    /// What of its first strategy comes back; `None` before it has one.
+    /// The part of its first strategy that comes back; `None` before it has one.
     #[must_use]
     pub fn began(&self) -> Option<Began> {
         self.began.get().copied()

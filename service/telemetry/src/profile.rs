@@ -31,7 +31,7 @@ const BURSTS_MAX: usize = 8;
 const OUTLIERS: usize = 2;
 /// Shorter pauses are no computation.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
-/// Of the period, in percent: where pauses are shorter the network is busy all the time.
+/// Part of the period, in percent: with shorter pauses the network is busy all the time.
 const PAUSE_PERCENT: u32 = 3;
 /// By how much pauses may differ, in percent of the period; the longest may be anything (a checkpoint).
 const SPREAD_PERCENT: u32 = 20;
@@ -68,7 +68,7 @@ pub struct Burst {
     pub lasts: Duration,
 }
 
-/// What a collective has made known of its communicator.
+/// A collective's news of its communicator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Noted {
     /// Its profile, if that is news: `None` in it where there is none any more.
@@ -122,7 +122,7 @@ pub struct ProfileMeter {
     of_burst: usize,
     /// Collectives of eight bursts, as they were measured last.
     of_counted: usize,
-    /// Where the job has a window.
+    /// Window of the job, if it has one.
     windowed: Option<Windowed>,
     /// A window of its profile's was too short for the job: its longest bursts count.
     is_cautious: bool,
@@ -132,14 +132,14 @@ pub struct ProfileMeter {
 #[derive(Debug, Default)]
 struct Windowed {
     period: Duration,
-    /// Where it has begun.
+    /// Its count, if it has begun.
     count: Option<Count>,
     slow: u32,
     /// The window has turned out to be too short.
     is_harmful: bool,
 }
 
-/// What all bursts have in common.
+/// Common shape of all bursts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     /// Collectives in each.
@@ -148,7 +148,7 @@ struct Shape {
     divides: Duration,
     /// How long they last.
     lasts: Duration,
-    /// What comes between them.
+    /// Pause between them.
     pause: Duration,
 }
 
@@ -234,10 +234,10 @@ impl Windowed {
     }
 }
 
-/// What collectives have in common.
+/// Common properties of collectives.
 struct Found {
     measured: Measured,
-    /// Where bursts have as many collectives each.
+    /// Shape of bursts, if they have as many collectives each.
     shape: Option<Shape>,
     /// Collectives of a burst, on average.
     per_burst: f64,
@@ -293,7 +293,7 @@ fn measure(collectives: &VecDeque<Span>, by_longest: bool) -> Option<Found> {
     let are_alike = period >= FORESEEN_PERIOD_MIN && have_as_many;
     let shape = Shape { collectives: count, divides: long / 2, lasts: tenth(&lengths, 5), pause: tenth(&pauses, 5) };
     let busy = tenth(&lengths, if by_longest { 9 } else { 1 });
-    // Who is in others' way comes less often than it would. A window of that period would leave it there for ever.
+    // A job in others' way comes less often than it would. A window of that period would leave it there for ever.
     let period = if have_as_many { period.min(busy + tenth(&pauses, 5)) } else { period };
     let measured = Measured { period, busy, began: last };
     let per_burst = bursts.iter().map(|burst| burst.collectives).sum::<usize>() as f64 / bursts.len() as f64;
@@ -338,7 +338,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of whatever iterations, period and length are found, and where bursts begin.
+        /// Period and length are found of whatever iterations, and where bursts begin.
         #[test]
         fn iterations_are_found(
             buckets in 1_u64..20,

@@ -34,8 +34,8 @@ pub fn job_number(job: Handle) -> u64 {
     u64::from(job.generation) << 32 | u64::from(job.index)
 }
 
-/// What an engine did. Times are nanoseconds since the service began; where something has taken time, `since_ns` is when it began,
-/// 0 if that was before the window.
+/// Act of an engine. Times are nanoseconds since the service began; where something has taken time, `since_ns` is when it began, 0
+/// if that was before the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
     /// A rank's collective has reached its communicator.
@@ -95,7 +95,7 @@ impl Record {
         }
     }
 
-    /// What lies in a ring; `None` if no engine of this version has written it.
+    /// A record of a ring; `None` if no engine of this version has written it.
     #[must_use]
     pub fn from_words(words: &RecordWords) -> Option<Self> {
         let [head, second, third, at_ns, comm, fifth, bytes] = *words;
@@ -167,7 +167,7 @@ impl Ring {
 pub struct RingView {
     /// Its number.
     pub ring: u64,
-    /// Whose it is.
+    /// Its owner.
     pub engine: String,
     /// Number of its next record.
     pub next: u64,
@@ -254,7 +254,7 @@ impl Recorders {
         *until
     }
 
-    /// Engines record no more. What they have recorded stays readable.
+    /// Engines record no more. Their records stay readable.
     pub fn end(&self) {
         self.is_on.store(false, Ordering::Relaxed);
     }

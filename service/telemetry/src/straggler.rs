@@ -11,7 +11,7 @@ use super::stuck::{HostAccount, RankAccount, Total};
 /// A communicator's hosts and what each knows of it; nothing of those that have not answered.
 pub type Accounts = [(String, Option<HostAccount>)];
 
-/// Who comes last.
+/// The rank that comes last.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Straggler {
     /// Its host.

@@ -22,7 +22,7 @@ pub use self::account::{
     CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, SignalWait, Total,
 };
 
-/// What a communicator waits for.
+/// A communicator's wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StuckClass {
@@ -44,7 +44,7 @@ pub enum StuckClass {
     Failed,
 }
 
-/// Who is to blame.
+/// The ranks to blame.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Culprit {
     /// Its host.
@@ -69,21 +69,21 @@ pub struct Culprit {
 pub struct StuckReport {
     /// Its number on the host that was asked.
     pub communicator: u64,
-    /// Of which it is a part, if it is one: ranks have the whole's numbers.
+    /// The part that it is, if it is one: ranks have the whole's numbers.
     #[serde(default)]
     pub part: Option<StuckPart>,
-    /// What it waits for.
+    /// The kind of its wait.
     pub class: StuckClass,
-    /// Who is to blame; several if several are.
+    /// The rank to blame; several if several are.
     pub culprits: Vec<Culprit>,
-    /// What each host knows, by name; nothing of those that have not answered.
+    /// Accounts of hosts, by name; none of those that have not answered.
     pub hosts: Vec<(String, Option<HostAccount>)>,
-    /// What moved between the first and the last look; none where one look was enough.
+    /// Movement between the first and the last look; none if one look was enough.
     #[serde(default)]
     pub progress: Option<Progress>,
 }
 
-/// What follows from one look at hosts' accounts.
+/// The verdict on one look at hosts' accounts.
 #[must_use]
 pub fn diagnose(communicator: u64, hosts: Vec<(String, Option<HostAccount>)>) -> StuckReport {
     let (class, culprits) = blame(&hosts);
@@ -117,7 +117,7 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
     }
     let waiting = answered().flat_map(|(_, account)| account.flows.iter().map(|flow| (account.started, *flow)));
     let waiting: Vec<_> = waiting.filter(|(_, flow)| flow.is_receive).collect();
-    // Who is in a later collective waits for those that have not come to it, which is no flow's fault.
+    // A rank in a later collective waits for those that have not come to it, which is no flow's fault.
     let of_rings = waiting.iter().filter(|(_, flow)| flow.channel != LinkKey::PAIRS);
     let first = of_rings.map(|(started, _)| *started).min();
     let is_first = |(started, flow): &(u64, FlowWait)| flow.channel == LinkKey::PAIRS || Some(*started) == first;
@@ -203,18 +203,18 @@ impl Ranks<'_> {
             };
             self.culprit(rank.rank, seq, None, what)
         };
-        // Who waits in a send or a receive is late for a reason, which is found there.
+        // A rank that waits in a send or a receive is late for a reason, which is found there.
         ranks().filter(|rank| !rank.has_left).filter_map(of).collect()
     }
 
-    /// Who has not signalled a rank that waits for it.
+    /// Ranks that have not signalled a rank that waits for it.
     fn lacks_signal(&self, waits: u32, signal: &SignalWait) -> Option<Culprit> {
         let SignalWait { peer, tag, number } = signal;
         let what = format!("signal {number} of tag {tag} has not come from it, and rank {waits} waits for it");
         self.culprit(*peer, None, Some(waits), what)
     }
 
-    /// What the other side of a rank's sends and receives lacks, if they wait for it.
+    /// Ranks that lack their side of a rank's sends and receives, if those wait for it.
     fn lacks_pair(&self, waits: u32, pair: &PairAccount) -> Vec<Culprit> {
         let Some((_, other)) = self.0.get(&pair.peer) else { return Vec::new() };
         let own = other.pairs.iter().find(|own| own.peer == waits).copied();

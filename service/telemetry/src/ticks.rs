@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What the kernel keeps time by.
+/// The kernel's clock source.
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 /// The counter is trusted for so long: an error of its rate in 100,000 is a tenth of a microsecond by then.
 const TRUSTED_NS: f64 = 1e7;
@@ -106,7 +106,7 @@ impl Anchor {
     }
 
     fn at(&self, ns_per_tick: f64, mut ticks: impl FnMut() -> u64, clock: impl FnOnce() -> u64) -> u64 {
-        // Of a counter that went back this is more than anything is trusted for.
+        // For a counter that went back this is more than anything is trusted for.
         let passed_ns = ticks().wrapping_sub(self.ticks.load(Ordering::Relaxed)) as f64 * ns_per_tick;
         if passed_ns < TRUSTED_NS {
             return self.ns.load(Ordering::Relaxed) + passed_ns as u64;
@@ -142,7 +142,7 @@ mod tests {
         // Another core's counter is behind.
         assert_eq!(at(0, 0, Some(10_007_200)), 10_007_200);
         assert_eq!(at(2, 0, None), 10_007_201);
-        // Who loses its core between two looks tells the time, and trusts the counter no further.
+        // A thread that loses its core between two looks tells the time, and trusts the counter no further.
         assert_eq!(at(30_000_000, 2000, Some(25_000_000)), 25_000_000);
         assert_eq!(at(30_000_100, 0, Some(25_000_050)), 25_000_050);
     }

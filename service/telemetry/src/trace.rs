@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use super::recorder::Record;
 use mccs_model::link::LinkKey;
 
-/// What is known of a communicator besides its records.
+/// Names of a communicator besides its records.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CommName {
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
-    /// What its tenant calls it; empty where it has no name.
+    /// Its tenant's name for it; empty if it has none.
     pub name: String,
     /// The job that it is part of; empty where that is not known.
     pub job: String,
@@ -28,18 +28,18 @@ pub struct CommName {
     pub ranks: BTreeSet<u32>,
 }
 
-/// What the cluster's common clock has shown at a moment.
+/// Time of the cluster's common clock at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockView {
     /// When, as records have time.
     pub at_ns: u64,
-    /// What it has shown.
+    /// Its time.
     pub common_ns: u64,
     /// By how much that may be wrong.
     pub error_ns: u64,
 }
 
-/// What was recorded.
+/// Records of a window.
 #[derive(Debug, Clone, Default)]
 pub struct Window {
     /// The service's name.
@@ -64,7 +64,7 @@ pub struct Window {
     pub is_cut: bool,
 }
 
-/// Where a slice is drawn; ordered as it is shown.
+/// Track of a slice; ordered as it is shown.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Track {
     Rank { comm: u64, rank: u32 },
@@ -201,7 +201,7 @@ impl Told {
 /// Writes the window as one JSON object.
 ///
 /// # Errors
-/// What `out` says.
+/// The error of `out`.
 pub fn write(window: &Window, out: &mut impl Write) -> std::io::Result<()> {
     let events = events(window);
     let places: BTreeSet<&(Process, Track)> = events.iter().map(|event| &event.place).collect();
@@ -347,7 +347,7 @@ fn events(window: &Window) -> Vec<Event> {
         }
     }
     for event in &mut events {
-        // What has begun before the window, and was recorded late, begins with it.
+        // A slice that began before the window, and was recorded late, begins with it.
         event.from_ns = event.from_ns.max(window.from_ns);
         event.until_ns = event.until_ns.map(|until_ns| until_ns.max(event.from_ns));
     }

@@ -20,7 +20,7 @@ const COMMUNICATORS: (u64, u64) = (128, 1024);
 /// Memory where the kernel does not say how much there is.
 const MEMORY_UNKNOWN_BYTES: u64 = 8 << 30;
 
-/// What quotas follow from.
+/// Resources from which quotas follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostResources {
     /// Memory that the service may use: the host's, or its cgroup's limit.
@@ -33,20 +33,20 @@ pub struct HostResources {
     pub descriptors: u64,
 }
 
-/// Where a default follows from; `None` where the operator has said the quota.
+/// Origins of defaults; `None` if the operator has said the quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QuotaOrigins {
-    /// Of the memory quota.
+    /// Origin of the memory quota.
     pub memory: Option<Origin>,
-    /// Of the quota of GPU memory.
+    /// Origin of the quota of GPU memory.
     pub gpu_memory: Option<Origin>,
-    /// Of the number of sessions.
+    /// Origin of the number of sessions.
     pub sessions: Option<Origin>,
-    /// Of the number of communicators.
+    /// Origin of the number of communicators.
     pub communicators: Option<Origin>,
 }
 
-/// What a default follows from.
+/// Origin of a default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// Bytes of host memory.
@@ -78,7 +78,7 @@ pub struct DerivedQuotas {
     pub sessions: u64,
     /// Communicators.
     pub communicators: u64,
-    /// What defaults follow from.
+    /// Origins of defaults.
     pub origins: QuotaOrigins,
 }
 

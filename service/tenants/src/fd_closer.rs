@@ -33,7 +33,7 @@ const TAKEN_LOOK: Duration = Duration::from_millis(1);
 /// and so long is the longest.
 const TAKEN_LOOK_MAX: Duration = Duration::from_millis(100);
 
-/// What is to be closed.
+/// A descriptor to be closed.
 enum Closing<H> {
     Now(OwnedFd),
     /// Once the tenant has taken what was sent.
@@ -83,7 +83,7 @@ impl<H: Send + 'static> FdCloser<H> {
             backlog.many_since.get_or_insert_with(Instant::now);
         }
         drop(backlog);
-        // Where the kernel refuses a thread there is nobody but the caller.
+        // If the kernel refuses a thread there is nobody but the caller.
         match queue.map(|queue| queue.send(Closing::Now(fd.into()))) {
             Some(Ok(())) => {}
             Some(Err(_)) | None => lock(&self.backlog).closed(),

@@ -1,8 +1,8 @@
 //! Memory that the host has left for regions.
 //!
-//! The kernel makes a region's pages when somebody first writes to them. Where it has none left it ends a process, or raises SIGBUS
-//! if it never overcommits (`vm.overcommit_memory=2`). [`HostMemory`] refuses a region before that, and counts what others have
-//! been given and nobody has written yet.
+//! The kernel makes a region's pages when somebody first writes to them. Without memory left the kernel ends a process, or raises
+//! SIGBUS if it never overcommits (`vm.overcommit_memory=2`). [`HostMemory`] refuses a region before that, and counts what others
+//! have been given and nobody has written yet.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// For how long what the kernel says is taken for true: reading it takes as long as allocating.
 const READ_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
-/// Whose pages a region's are.
+/// Owner of a region's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
     /// The service's, which made the memory: they go with the region, whoever holds the descriptor.
@@ -20,12 +20,12 @@ pub enum Pages {
     Tenant,
 }
 
-/// Whose limit leaves the least memory.
+/// The limit that leaves the least memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Limit {
     /// The host's memory and swap.
     Host,
-    /// What the kernel promises at all, as it never overcommits.
+    /// The kernel's promise at all, as it never overcommits.
     Commit,
     /// A cgroup that the service is in.
     Cgroup(PathBuf),
@@ -47,7 +47,7 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// What the kernel says.
+/// The kernel's reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Reading {
     left_bytes: u64,
@@ -92,7 +92,7 @@ fn cgroup_limit_bytes(folder: &Path) -> Option<u64> {
     std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok()
 }
 
-/// What a cgroup has and cannot give back: not what it has read of files.
+/// Memory that a cgroup has and cannot give back: without its cache of files.
 fn cgroup_held_bytes(folder: &Path) -> Option<u64> {
     let current: u64 = std::fs::read_to_string(folder.join("memory.current")).ok()?.trim().parse().ok()?;
     let stat = std::fs::read_to_string(folder.join("memory.stat")).ok()?;
@@ -184,7 +184,7 @@ impl HostMemory {
         if !is_fresh {
             state.read = Some((now, Reading::of(&self.proc, &self.cgroups)));
         }
-        // Where the kernel does not say how much there is, quotas alone count.
+        // If the kernel does not say how much there is, quotas alone count.
         let Some((_, Some(reading))) = &state.read else { return Ok(()) };
         // Shared memory that is there and was not registered may be what was allocated here. So memory of other programs has this
         // refuse too little, and never too much.
@@ -232,7 +232,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Who makes the pages.
+    /// Maker of the pages.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.pages
@@ -275,7 +275,7 @@ mod tests {
             fs::write(self.folder.path().join(name), text).expect("written");
         }
 
-        /// What the kernel says from now on.
+        /// Sets the kernel's figures from now on.
         fn has(&mut self, available_mib: u64, shared_mib: u64) {
             let [available, shared] = [available_mib, shared_mib].map(|mib| mib * 1024);
             self.write(
@@ -305,7 +305,7 @@ mod tests {
         host.has(70, 30);
         assert!(host.reserve(31, Pages::Service).is_err());
         drop(host.reserve(30, Pages::Service).expect("all that is left"));
-        // What a tenant registers is there, and none of what was written.
+        // Registered memory of a tenant is there, and none of what was written.
         let registered = host.reserve(20, Pages::Tenant).expect("never refused");
         host.has(50, 50);
         assert!(host.reserve(11, Pages::Service).is_err());
@@ -365,7 +365,7 @@ mod tests {
     fn this_host_has_room_for_a_page() {
         assert!(HostMemory::new(0).reserve(4096, Pages::Service).is_ok());
         assert!(total_bytes().is_some_and(|bytes| bytes > MIB));
-        // Where nothing is known quotas alone count.
+        // If nothing is known quotas alone count.
         let nowhere = HostMemory::reading(0, "/nonexistent".into(), "/nonexistent".into());
         assert!(nowhere.reserve(u64::MAX / 2, Pages::Service).is_ok());
     }

@@ -51,8 +51,8 @@ pub fn kept_descriptors_of_tenant() -> u64 {
     *LIMIT.get_or_init(|| getrlimit(KernelLimit::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft) / 16)
 }
 
-/// What all tenants hold together of something that the process has so much of. Each has a quota besides; but tenants come while the service
-/// runs, and the sum of quotas has no bound.
+/// Holdings of all tenants together of something that the process has so much of. Each has a quota besides; but tenants come while the
+/// service runs, and the sum of quotas has no bound.
 #[derive(Debug)]
 pub(crate) struct HeldByAll {
     held: AtomicU64,
@@ -81,7 +81,7 @@ impl HeldByAll {
     }
 }
 
-/// What tenants hold together of a process.
+/// Holdings of all tenants together of a process.
 #[derive(Debug)]
 pub(crate) struct ProcessHoldings {
     mappings: HeldByAll,
@@ -90,8 +90,8 @@ pub(crate) struct ProcessHoldings {
     kept_descriptors: HeldByAll,
 }
 
-/// Of this process. A quarter of its descriptors may be of tenants' GPU memory, and as many each sent and kept; one tenant has a
-/// sixteenth.
+/// Holdings of this process. A quarter of its descriptors may be of tenants' GPU memory, and as many each sent and kept; one
+/// tenant has a sixteenth.
 pub(crate) static HELD: ProcessHoldings = ProcessHoldings::new(
     mappings_of_tenants,
     || 4 * descriptors_of_tenant(),
@@ -114,7 +114,7 @@ impl ProcessHoldings {
         }
     }
 
-    /// Of what the process has so much.
+    /// Holdings of a resource of which the process has so much.
     pub(crate) fn of(&self, resource: Resource) -> Option<&HeldByAll> {
         match resource {
             Resource::Mappings => Some(&self.mappings),

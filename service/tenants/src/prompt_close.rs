@@ -25,7 +25,7 @@ extern "C" fn nothing(_signal: c_int) {}
 fn interrupted() -> Option<Timer> {
     static HANDLED: Once = Once::new();
     HANDLED.call_once(|| {
-        // A signal that is ignored ends no wait. What it interrupts besides goes on.
+        // A signal that is ignored ends no wait. An interrupted call besides goes on.
         let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
         // SAFETY: the handler does nothing.
         let _ = unsafe { sigaction(SIGNAL, &action) };
@@ -39,7 +39,7 @@ fn interrupted() -> Option<Timer> {
 }
 
 /// Closes a descriptor. A socket that lingers, or sockets that lie unread in it, take a millisecond together; data that their peers have
-/// not taken by then are left to the kernel. What else `close` does takes as long as it takes: freed memory, flushed files.
+/// not taken by then are left to the kernel. Other work of `close` takes as long as it takes: freed memory, flushed files.
 pub fn close_promptly(fd: OwnedFd) {
     let timer = interrupted();
     drop(fd);

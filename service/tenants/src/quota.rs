@@ -2,7 +2,7 @@
 
 use crate::default_quotas::QuotaOrigins;
 
-/// What a tenant may use, on this host, over all its sessions unless said otherwise.
+/// A tenant's quota, on this host, over all its sessions unless said otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// Bytes of memory allocated from or registered with the service.
@@ -21,7 +21,7 @@ pub struct Quota {
     pub regions: u32,
     /// Mappings that all its regions take of this process, which has a limited number.
     pub mappings: u64,
-    /// What those follow from that the operator has not said.
+    /// Origins of quotas that the operator has not said.
     pub origins: QuotaOrigins,
 }
 
@@ -44,7 +44,7 @@ impl Quota {
     }
 }
 
-/// What a `Charge` counts.
+/// Resources that a `Charge` counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
     /// Bytes of memory.
@@ -92,7 +92,7 @@ impl Resource {
         }
     }
 
-    /// What makes room for more of it.
+    /// Remedy that makes room for more of it.
     pub(crate) fn remedy(self) -> String {
         match self {
             Resource::MemoryBytes => raise("max_memory"),
@@ -143,7 +143,7 @@ pub struct OverQuota {
     pub(crate) remedy: String,
 }
 
-/// What a session may have so many of.
+/// Resources of which a session may have so many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionResource {
     /// Streams.

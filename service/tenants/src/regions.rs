@@ -165,7 +165,7 @@ impl Drop for Region {
 }
 
 /// Unmaps memory on a thread of its own: giving gigabytes back takes the kernel a good part of a second, and engines
-/// must not wait for it. Tenants take turns. What waits for that still counts against its tenant's quotas.
+/// must not wait for it. Tenants take turns. Memory that waits for that still counts against its tenant's quotas.
 #[derive(Clone)]
 pub struct UnmapWorker {
     sender: TurnSender<Leaving>,
@@ -200,7 +200,7 @@ impl UnmapWorker {
         let counted = Arc::clone(&waiting);
         std::thread::Builder::new().name("mccs-unmap".into()).spawn(move || {
             while let Ok(memory) = receiver.recv(None) {
-                // What is another's until then may go on with it.
+                // Memory that is another's until then may go on with it.
                 loan::wait_for_end();
                 memory.end();
                 counted.count(-1);

@@ -22,7 +22,7 @@ use crate::tenant::Tenant;
 pub struct Session {
     /// Its number.
     pub id: SessionId,
-    /// Who owns it.
+    /// Its owner.
     pub tenant: Arc<Tenant>,
     /// The process at the other end.
     pub peer: PeerCredentials,
@@ -54,7 +54,8 @@ impl Drop for Session {
     }
 }
 
-/// What the GPUs' driver opens in one process that another has named to it by a handle, as decision 039 has seen it.
+/// Kinds of memory that the GPUs' driver opens in one process when another has named it by a handle, as decision 039
+/// has seen it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Opens {
     /// Memory: where the number that each process has in its own PID namespace is not the other's. A handle with the opener's own number the driver takes
@@ -62,7 +63,7 @@ pub struct Opens {
     pub memory: bool,
     /// Events: between processes of one user, in one PID namespace, with one `/dev/shm`.
     pub events: bool,
-    /// Whether no two ranks share a process. Of a communicator; a session alone is apart.
+    /// Whether no two ranks share a process. For a communicator; a session alone is apart.
     pub apart: bool,
 }
 
@@ -99,7 +100,7 @@ pub struct SessionCounters {
     pub untold: AtomicU64,
 }
 
-/// Where the words of a session's streams are in its segment.
+/// Words of a session's streams in its segment.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamWords {
     /// First byte of the first word.
@@ -158,11 +159,11 @@ impl Session {
         self.completions.lock().unwrap_or_else(PoisonError::into_inner).produced()
     }
 
-    /// What the GPUs' driver opens of its process' in this one, and the other way round.
+    /// Kinds of its process' memory that the GPUs' driver opens in this one, and the other way round.
     #[must_use]
     pub fn opens(&self) -> Opens {
         *self.opens.get_or_init(|| {
-            // Of a process that cannot be looked at nothing is known.
+            // A process that cannot be looked at opens nothing.
             numbers_of(self.peer.pid).map_or(Opens::default(), |numbers| Opens {
                 memory: numbers.last().is_some_and(|own| *own != std::process::id()),
                 events: numbers.len() == 1

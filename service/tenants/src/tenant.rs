@@ -33,7 +33,7 @@ pub struct Tenant {
     pub name: String,
     /// The tenant of `policy.toml` whose rules hold for it.
     pub rules: String,
-    /// What operators are told beside its name.
+    /// Labels for operators beside its name.
     pub labels: BTreeMap<String, String>,
     /// Its limits.
     pub quota: Quota,
@@ -45,12 +45,12 @@ pub struct Tenant {
     pub traffic: Arc<TenantTraffic>,
     /// Closes what it has sent.
     pub closer: FdCloser<Charge>,
-    /// What it sends to other hosts under caps, together with all tenants of the same rules.
+    /// Caps of its traffic to other hosts, together with all tenants of the same rules.
     caps: Arc<Caps>,
     /// Whether it is being taken away: its sessions end.
     is_removed: AtomicBool,
     _number: TenantNumber,
-    /// What it holds together with all others.
+    /// Holdings of all tenants together.
     of_process: &'static ProcessHoldings,
     memory_bytes: AtomicU64,
     gpu_memory_bytes: AtomicU64,
@@ -70,7 +70,7 @@ pub struct Tenant {
     requests: Mutex<TokenBucket>,
 }
 
-/// What an operator says of a tenant besides its quota.
+/// An operator's terms of a tenant besides its quota.
 #[derive(Debug, Clone)]
 pub struct Terms {
     /// See [`Tenant::name`].
@@ -85,7 +85,7 @@ pub struct Terms {
     pub traffic_classes: Vec<u8>,
 }
 
-/// What tenants of the same rules send to other hosts under caps in bits per second, of those that some communicator keeps to.
+/// Caps of traffic of tenants of the same rules to other hosts, in bits per second, of those that some communicator keeps to.
 #[derive(Debug, Default)]
 pub struct Caps(Mutex<Vec<(u64, Weak<SharedBucket>)>>);
 
@@ -109,7 +109,7 @@ pub struct Charge {
     tenant: Arc<Tenant>,
     resource: Resource,
     amount: u64,
-    /// What this is a part of, held as long.
+    /// Charge that this is a part of, held as long.
     _of: Option<Arc<Charge>>,
 }
 
@@ -168,8 +168,8 @@ impl Tenant {
         })
     }
 
-    /// By which all its engines, and those of other tenants of its rules, know what they have sent to other hosts, under a cap in bits per second. What
-    /// it owes under one is not paid under another, nor are turns kept.
+    /// By which all its engines, and those of other tenants of its rules, know what they have sent to other hosts, under a cap in bits per
+    /// second. Debts under one are not paid under another, nor are turns kept.
     #[must_use]
     pub fn capped(&self, cap_bps: u64) -> Arc<SharedBucket> {
         self.caps.bucket(cap_bps)
@@ -345,7 +345,7 @@ impl Charge {
         self.amount
     }
 
-    /// Whose it is.
+    /// Its owner.
     #[must_use]
     pub fn tenant(&self) -> &Arc<Tenant> {
         &self.tenant
@@ -392,7 +392,7 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &tenant.capped(1)) && !Arc::ptr_eq(&first, &other.capped(1)));
         let second = tenant.capped(2);
         assert!(!Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&second, &tenant.capped(2)));
-        // Who hears of the cap before once more does not part those who have heard of the new one.
+        // A tenant that hears of the cap before once more does not part those who have heard of the new one.
         assert!(Arc::ptr_eq(&first, &tenant.capped(1)) && Arc::ptr_eq(&second, &tenant.capped(2)));
         drop(first);
         drop(tenant.capped(2));

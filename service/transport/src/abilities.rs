@@ -50,7 +50,7 @@ pub trait PathControl {
     fn set_path(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>);
 }
 
-/// What flows find out about paths.
+/// News of flows about paths.
 pub trait PathEvents {
     /// The next event, oldest first.
     fn take_path_event(&mut self) -> Option<PathEvent>;
@@ -126,7 +126,7 @@ pub fn is_device_up(devices: Option<&dyn LocalDevices>, options: &FlowOptions) -
 pub struct PathEvent {
     /// The flow.
     pub flow: SendFlow,
-    /// What steers packets over the path.
+    /// Steering of packets over the path.
     pub path: FlowPath,
     /// Whether the peer's host answers over it again, and the flow goes there now. Otherwise it has left packets unanswered there for
     /// [`FlowOptions::path_timeout`].

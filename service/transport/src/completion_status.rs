@@ -5,7 +5,7 @@ pub const FLUSHED: u32 = 5;
 /// Code of one that nobody has answered.
 pub const RESPONSE_TIMEOUT: u32 = 20;
 
-/// What a completion's code means, and what to look at.
+/// Meaning of a completion's code, and a remedy.
 #[must_use]
 pub fn status_text(code: u32) -> &'static str {
     match code {

@@ -13,13 +13,13 @@ pub enum TransportError {
     /// A flow could not be connected, or failed.
     #[error("flow {number} {direction} {peer}: {fault}")]
     Flow {
-        /// Who is at the other end, in the caller's words.
+        /// The peer, in the caller's words.
         peer: String,
         /// `to` or `from`.
         direction: &'static str,
         /// Number at its listener.
         number: u64,
-        /// What happened.
+        /// The fault.
         fault: Fault,
     },
     /// No listener on this address.
@@ -35,7 +35,7 @@ pub enum TransportError {
     Option {
         /// Which.
         option: &'static str,
-        /// What would be right.
+        /// The remedy.
         problem: String,
     },
     /// A peer's handle is not one of this transport's.
@@ -48,7 +48,7 @@ pub enum TransportError {
     NoTransport {
         /// Which, in words.
         host: String,
-        /// What it lacks.
+        /// The transport that it lacks.
         kind: TransportKind,
     },
     /// A path's device is not one that this host can send by.
@@ -65,11 +65,11 @@ pub enum TransportError {
     /// A span that leaves its memory.
     #[error("bug: {bytes} bytes at offset {offset} leave the registered {registered}")]
     OutsideMemory {
-        /// Of the span.
+        /// Offset of the span.
         offset: u64,
-        /// Of the span.
+        /// Offset of the span.
         bytes: u64,
-        /// Of the memory.
+        /// Bytes of the memory.
         registered: u64,
     },
     /// Deregistered while in use.
@@ -78,7 +78,7 @@ pub enum TransportError {
     /// A table is full.
     #[error("{limit} {what} are the most that one transport engine has; spread them over more engines")]
     TooMany {
-        /// Of what.
+        /// The resource.
         what: &'static str,
         /// How many there may be.
         limit: u32,
@@ -89,7 +89,7 @@ pub enum TransportError {
          bytes; raise it with LimitMEMLOCK=infinity in the service's unit, or `ulimit -l unlimited`"
     )]
     LockedMemory {
-        /// Of the registration.
+        /// Bytes of the registration.
         bytes: u64,
         /// The limit in force.
         limit_bytes: u64,
@@ -101,7 +101,7 @@ pub enum TransportError {
         by_buffer.map_or("there is none", Errno::desc), by_address.desc()
     )]
     GpuMemory {
-        /// Of the registration.
+        /// Bytes of the registration.
         bytes: u64,
         /// Why not by its dma-buf; `None` where there is none.
         by_buffer: Option<Errno>,
@@ -113,9 +113,9 @@ pub enum TransportError {
         "{bytes} bytes of a GPU's memory cannot be registered: flows over {carrier} carry host memory only; stage through it"
     )]
     HostMemoryOnly {
-        /// What carries the flows.
+        /// The transport of the flows.
         carrier: &'static str,
-        /// Of the registration.
+        /// Bytes of the registration.
         bytes: u64,
     },
     /// The kernel refused something that concerns no flow.
@@ -128,7 +128,7 @@ pub enum TransportError {
     },
 }
 
-/// What happened to a flow.
+/// The fault of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// Nobody listens, or the listener does not want this flow.
@@ -165,9 +165,9 @@ pub enum Fault {
     /// The message is longer than the buffer that waits for it.
     #[error("a message of {message_bytes} bytes for a buffer of {buffer_bytes}")]
     TooLong {
-        /// Of the message.
+        /// Bytes of the message.
         message_bytes: u64,
-        /// Of the buffer.
+        /// Bytes of the buffer.
         buffer_bytes: u64,
     },
     /// Every source port of the range is taken.
@@ -209,7 +209,7 @@ pub enum Fault {
     /// A device cannot pin its memory, since the process may not lock so much.
     #[error("{}", TransportError::LockedMemory { bytes: *.bytes, limit_bytes: *.limit_bytes })]
     LockedMemory {
-        /// Of the memory.
+        /// Bytes of the memory.
         bytes: u64,
         /// The limit in force.
         limit_bytes: u64,
@@ -233,12 +233,12 @@ impl TransportError {
     pub(crate) const TOO_MANY_LISTENERS: TransportError =
         TransportError::TooMany { what: "listeners", limit: LISTENERS_MAX };
 
-    /// What has happened to the flow of this number, to or from a peer.
+    /// The fault of the flow of this number, to or from a peer.
     pub(crate) fn of_flow(peer: &str, direction: &'static str, number: u64, fault: Fault) -> Self {
         TransportError::Flow { peer: peer.to_owned(), direction, number, fault }
     }
 
-    /// Who is at fault.
+    /// Party at fault.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -278,7 +278,7 @@ impl TransportError {
         }
     }
 
-    /// What happened to the flow, if the error concerns one.
+    /// The fault of the flow, if the error concerns one.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
         if let TransportError::Flow { fault, .. } = self { Some(*fault) } else { None }
@@ -292,7 +292,7 @@ impl Fault {
         matches!(self, Fault::NoDevice | Fault::NoPort | Fault::LockedMemory { .. } | Fault::Unregistered(_))
     }
 
-    /// Who is at fault.
+    /// Party at fault.
     #[must_use]
     pub fn class(self) -> ErrorClass {
         match self {

@@ -1,8 +1,8 @@
 //! Fault injection for tests: wraps another transport and lets it fail as a seed says.
 //!
 //! Completions come late, progress is reported in small steps, connects are refused, accepts are late, and flows die at a
-//! random byte, as the wrapped transport's flow is closed, which the peer sees for real. What a flow says before it dies
-//! is the truth: nothing is invented, lost or reordered.
+//! random byte, as the wrapped transport's flow is closed, which the peer sees for real. A flow's words before it dies
+//! are the truth: nothing is invented, lost or reordered.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use mccs_runtime::{Context, Progress};
 pub struct Faults {
     /// Decides everything.
     pub seed: u64,
-    /// Of 100 posted requests, how many stall their flow's completions.
+    /// Posted requests in 100 that stall their flow's completions.
     pub stalls_percent: u64,
     /// Longest stall.
     pub stall: Duration,
-    /// Of 100 connects, how many are refused.
+    /// Connects in 100 that are refused.
     pub refusals_percent: u64,
     /// Longest time by which an accept is late.
     pub accept_delay: Duration,
@@ -116,7 +116,7 @@ pub struct Faulty {
     faults: Faults,
     random: Random,
     flows: HandleTable<Flow>,
-    /// Of the last call that brought the time.
+    /// Time of the last call that brought it.
     now: Option<Instant>,
 }
 
@@ -140,7 +140,7 @@ impl Faulty {
         self.flows.insert(flow).map(FlowId).map_err(|_| TransportError::TOO_MANY_FLOWS)
     }
 
-    /// What users call a flow of the wrapped transport.
+    /// Users' name for a flow of the wrapped transport.
     fn outer_of(&self, inner: FlowId) -> Option<FlowId> {
         self.flows.iter().find(|(_, flow)| flow.inner_id() == Some(inner)).map(|(handle, _)| FlowId(handle))
     }
@@ -281,7 +281,7 @@ impl DataPath for Faulty {
         let (accepted, late) = self.accept_late(cx.now);
         let progress = self.inner.poll(cx);
         let stalls = || self.flows.iter().filter_map(|(_, flow)| flow.stalled_until);
-        // What a stall has held back can be told now: news like any other.
+        // News that a stall has held back can be told now, like any other.
         let ended = stalls().any(|until| before.is_none_or(|before| before < until) && until <= cx.now);
         match progress {
             Progress::Idle { .. } if accepted || ended => Progress::Busy,
@@ -338,7 +338,7 @@ impl PathControl for Faulty {
 }
 
 impl PathEvents for Faulty {
-    /// What is said of flows that have died is left out.
+    /// News of flows that have died is left out.
     fn take_path_event(&mut self) -> Option<PathEvent> {
         loop {
             let event = self.inner.path_events()?.take_path_event()?;

@@ -1,7 +1,7 @@
 //! Numbers of mapped regions of host memory, by which devices' registrations stay valid.
 //!
-//! Whoever maps a region says so here, and says when it goes. What a device knows of memory holds for as long as the memory lies in
-//! the same region: a number is never used again, while an address may be.
+//! Whoever maps a region says so here, and says when it goes. A device's knowledge of memory holds for as long as the memory lies
+//! in the same region: a number is never used again, while an address may be.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -15,7 +15,7 @@
 //! One value of a transport belongs to one engine, which owns its flows and drives it by [`DataPath::poll`]. All calls
 //! return at once; none sleeps, starts a thread or reads the clock. After set-up nothing allocates until something fails.
 //!
-//! What every transport promises, and the suite in `conformance/` checks:
+//! Promises of every transport, which the suite in `conformance/` checks:
 //! - requests of a flow complete in the order in which they were posted;
 //! - a buffer is not touched after its request is done or failed, after its flow is closed, or after the transport is dropped;
 //! - a completed receive holds the whole message; a message longer than its buffer fails the flow instead;

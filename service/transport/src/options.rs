@@ -23,7 +23,7 @@ const PRIORITY_MAX: u32 = 6;
 /// Longest of all time-outs: beyond a day it is a mistake.
 const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
 
-/// What a listener is opened with.
+/// Options of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {
     /// Address and port of this host; port 0 lets the kernel choose, once a transport: listeners with the same address
@@ -61,7 +61,7 @@ impl Default for ListenOptions {
 pub struct FlowSpec {
     /// Number at the listener, of the caller's choice.
     pub number: u64,
-    /// Who is at the other end, for errors: such as `rank 3 on host-b`.
+    /// The peer, for errors: such as `rank 3 on host-b`.
     pub peer: String,
     /// How it is carried.
     pub options: FlowOptions,
@@ -155,7 +155,7 @@ impl FlowOptions {
         }
     }
 
-    /// What steers a flow with these options.
+    /// Steering of a flow with these options.
     #[must_use]
     pub fn path(&self) -> FlowPath {
         let FlowOptions { device, source_ports, dscp, priority, .. } = self;

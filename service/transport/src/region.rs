@@ -3,7 +3,7 @@
 use super::{MESSAGE_BYTES_MAX, MemoryKey, MemoryKind, MemorySpan, REGIONS_MAX, TransportError};
 use mccs_model::handles::HandleTable;
 
-/// Where bytes lie, inside registered memory.
+/// Place of bytes, inside registered memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Buffer {
     ptr: *mut u8,

@@ -12,7 +12,7 @@ use super::{MemoryKey, Status, TransportError};
 #[derive(Debug)]
 pub(super) struct Entry<T> {
     key: MemoryKey,
-    /// What is sent, or where it goes.
+    /// The operand that is sent, or received into.
     pub(super) buffer: Buffer,
     /// The transport's own.
     pub(super) progress: T,
@@ -21,12 +21,12 @@ pub(super) struct Entry<T> {
     tested: bool,
 }
 
-/// What has moved when a request is finished.
+/// Bytes and tag of a finished request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     /// Length of the message.
     pub(super) bytes: u64,
-    /// What came with it.
+    /// The message's tag.
     pub(super) tag: u32,
 }
 

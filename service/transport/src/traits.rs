@@ -106,6 +106,6 @@ pub trait Transport: DataPath + Abilities {
     /// [`Usage::lingering`]. Unknown flows are ignored.
     fn close(&mut self, flow: FlowId);
 
-    /// What users hold now.
+    /// Holdings of users now.
     fn usage(&self) -> Usage;
 }

@@ -10,7 +10,7 @@ use super::{HANDLE_BYTES_MAX, TransportError};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MemoryKey(pub(crate) Handle);
 
-/// Where memory to be registered lies.
+/// Place of memory to be registered.
 #[derive(Debug, Clone, Copy)]
 pub enum MemoryKind<'a> {
     /// In the host's memory, mapped in this process.
@@ -26,7 +26,7 @@ pub enum MemoryKind<'a> {
 /// Part of registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySpan {
-    /// Of [`super::Transport::register`].
+    /// Key of [`super::Transport::register`].
     pub key: MemoryKey,
     /// Bytes from the start of what was registered.
     pub offset: u64,
@@ -58,11 +58,11 @@ impl From<RecvFlow> for FlowId {
     }
 }
 
-/// Where flows are accepted.
+/// Options of listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Listener(pub(crate) Handle);
 
-/// What a peer needs to connect to a listener. Opaque; whoever has it may connect, so it travels only over links that are
+/// A peer's means to connect to a listener. Opaque; whoever has it may connect, so it travels only over links that are
 /// authenticated and encrypted.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ListenerHandle(pub(super) Vec<u8>);
@@ -124,22 +124,22 @@ impl Request {
 pub enum Status {
     /// Not done yet.
     Running {
-        /// Of a receive: bytes from the start of the buffer that have arrived and stay as they are, so that a reducer can
-        /// begin. Of a send: bytes from the start of the message that the transport will not read again. Never falls; a
-        /// transport may say less than is true.
+        /// For a receive: bytes from the start of the buffer that have arrived and stay as they are, so that a reducer
+        /// can begin. For a send: bytes from the start of the message that the transport will not read again. Never
+        /// falls; a transport may say less than is true.
         bytes: u64,
     },
     /// Done. The request is forgotten.
     Done {
         /// Length of the message; of a flush 0.
         bytes: u64,
-        /// Of a receive: what the sender gave with the message. Otherwise 0.
+        /// For a receive: the sender's tag of the message. Otherwise 0.
         tag: u32,
     },
 }
 
 impl Status {
-    /// Of a flush.
+    /// Status of a flush.
     pub(crate) const FLUSHED: Status = Status::Done { bytes: 0, tag: 0 };
 }
 
@@ -152,7 +152,7 @@ pub enum FlowState {
     Connected,
 }
 
-/// What users of a transport hold, and have to give back.
+/// Holdings of a transport's users, which they have to give back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Open listeners.

@@ -11,7 +11,7 @@ use super::handle::{Use, object};
 use super::operators::data_type;
 use super::{CStream, Status, guard_in_group, rank};
 
-/// What a collective is called with; roots and operators that it has not are 0.
+/// Arguments of a collective; roots and operators that it has not are 0.
 struct Arguments {
     send: *const c_void,
     recv: *mut c_void,

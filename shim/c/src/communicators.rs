@@ -19,7 +19,7 @@ pub struct CComm {
     pub(super) operators: Operators,
 }
 
-/// Where buffers are (`mccsMemory_t`).
+/// Place of buffers (`mccsMemory_t`).
 pub(super) enum Memory {
     Host(Communicator),
     Cuda(CudaCommunicator),

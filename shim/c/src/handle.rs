@@ -14,7 +14,7 @@ static OBJECTS: Table<Object> = Table::new();
 
 /// A kind of object that C has handles of.
 pub(super) trait Kind: Any + Send + Sync {
-    /// What it is called.
+    /// Its name.
     const WORD: &'static str;
 }
 

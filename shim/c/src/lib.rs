@@ -109,7 +109,7 @@ fn guard_in_group(call: impl FnOnce() -> Result<Status, Error>) -> Status {
     guard(|| call().inspect_err(|error| bindings::group_refuse(error.clone())))
 }
 
-/// What the calling thread has here. One that ends has nothing any more.
+/// Acts on the calling thread's state. One that ends has nothing any more.
 fn of_thread<R>(act: impl FnOnce(&mut ThreadState) -> R) -> Result<R, Error> {
     let ended = |_| Error::system("the calling thread ends");
     THREAD.try_with(|thread| act(&mut thread.borrow_mut())).map_err(ended)

@@ -27,7 +27,7 @@ impl Kind for CPortChannel {
 /// `mccsRemoteMemory_t`.
 pub type CRemoteMemory = [u8; RemoteMemory::BYTES];
 
-/// What a communicator's handle has.
+/// Port channels of a communicator's handle.
 fn channels(comm: *mut CComm) -> Result<PortChannels, Error> {
     let comm = object(comm, "comm")?;
     comm.check_open()?;

@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
     CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, mccsMemoryCuda, NULL));
     CHECK(mccsBootstrapInit(&bootstrap, client, nranks, &id, rank, NULL));
 
-    /* What a rank puts from, and what its peer puts into. */
+    /* Elements that a rank puts, and that its peer puts into it. */
     unsigned count = 100003;
     size_t bytes = count * sizeof(int);
     CUdeviceptr data;

@@ -7,7 +7,7 @@ struct Exchange {
     // `count` elements to put, and as many from the peer behind them.
     int *data;
     unsigned count;
-    // What element i is: round * i + rank.
+    // Element i is round * i + rank.
     unsigned round;
     int rank;
 };

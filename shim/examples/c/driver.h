@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Of cuda.h, as far as these programs need it. */
+/* Declarations of cuda.h, as far as these programs need them. */
 typedef int CUresult, CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream;

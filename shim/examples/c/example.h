@@ -1,4 +1,4 @@
-/* What the C examples share: who this process is, as mccs-launch says it, and the end when a call
+/* Shared parts of the C examples: the process' rank, as mccs-launch says it, and the end when a call
  * fails. */
 #include <mccs.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ static void find_place(int *rank, int *nranks, mccsUniqueId *id) {
     }
 }
 
-/* Where rank 0 is, or null: mccs-launch sets the variable to nothing where all ranks are at one service. */
+/* The address of rank 0, or null: mccs-launch sets the variable to nothing where all ranks are at one service. */
 static inline const char *root_address(void) {
     const char *root = getenv("MCCS_ROOT_ADDRESS");
     return root != NULL && root[0] != '\0' ? root : NULL;

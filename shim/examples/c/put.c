@@ -14,7 +14,7 @@ int main(void) {
     CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, mccsMemoryHost, root));
     CHECK(mccsBootstrapInit(&bootstrap, client, nranks, &id, rank, root));
 
-    /* What a rank puts from, and what its neighbour puts into. */
+    /* Elements that a rank puts, and that its neighbour puts into it. */
     size_t count = 1000003, bytes = count * sizeof(int);
     int *data;
     CHECK(mccsMemAlloc(client, (void **)&data, 2 * bytes));

@@ -28,8 +28,8 @@
 //         __syncthreads();
 //     }
 //
-// What a thread puts is what it sees when it calls: other threads' stores come before by a barrier of the block, as
-// __syncthreads. What is waited for is seen by the waiting thread, and by others behind such a barrier.
+// A thread puts what it sees when it calls: other threads' stores come before by a barrier of the block, as
+// __syncthreads. Awaited data is seen by the waiting thread, and by others behind such a barrier.
 //
 // Calls that wait return false when the communicator has failed, or the peer or this rank has left: then nothing
 // comes any more. Nothing becomes of later puts and signals. The host is told the reason.
@@ -120,7 +120,7 @@ constexpr u64 ENDED = 1ull << 62;
 // A put of more bytes is several triggers.
 constexpr u64 PUT_AT_ONCE = ((1ull << 31) - 1) / 4096 * 4096;
 
-// What a trigger asks for, in this order.
+// Bits of a trigger's request, in this order.
 constexpr unsigned PUT = 1, SIGNAL = 2, FLUSH = 4;
 
 MCCS_DEVICE u64 counted(u64 word) { return word & (ENDED - 1); }
@@ -232,12 +232,12 @@ private:
             detail::max_own(seen_tail_, detail::counted(tail));
         }
         const u64 parity = (position >> slots_log2_) % 2 == 0 ? detail::PARITY : 0;
-        // What is past the largest offset is past the end of every memory, and stays so.
+        // An offset past the largest is past the end of every memory, and stays so.
         const u64 from = from_offset < OFFSET_MAX ? from_offset : OFFSET_MAX;
         const u64 to = into_offset < OFFSET_MAX ? into_offset : OFFSET_MAX;
         const u64 first = parity | from << 24 | (bytes & 0xffffff);
         const u64 second = parity | to << 24 | (bytes >> 24 & 0x7f) << 17 | u64(number_) << 3 | kinds;
-        // What was stored before is there for whoever sees the trigger.
+        // Earlier stores are there for whoever sees the trigger.
         detail::fence();
         detail::store_pair(slots_ + 2 * (position & (slots - 1)), first, second);
         return position;
@@ -330,7 +330,7 @@ struct MemoryChannel {
     }
 
     // Takes what the peer has put into packets of this rank's memory, waiting for it. `from_offset` is a multiple of 16,
-    // `into_offset` of 8, and so is `bytes`. What other threads took is seen behind a barrier of the block.
+    // `into_offset` of 8, and so is `bytes`. Data that other threads took is seen behind a barrier of the block.
     MCCS_DEVICE bool take_packets(u64 from_offset, u64 into_offset, u64 bytes, unsigned flag, unsigned thread,
                                   unsigned threads) const {
         if (!is_inside(own_bytes_, into_offset, bytes) || !has_packets(own_bytes_, from_offset, into_offset, bytes)) return false;

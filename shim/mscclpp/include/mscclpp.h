@@ -80,7 +80,7 @@ mscclppResult_t mscclppHostFree(void *ptr);
 
 /* ---- Connections ---- */
 
-/* Who carries a connection. The operator's service chooses: both of the first and the last mean any. */
+/* Carrier of a connection. The operator's service chooses: both of the first and the last mean any. */
 typedef enum { mscclppTransportP2P = 0, mscclppTransportSHM = 1, mscclppTransportIB = 2 } mscclppTransport_t;
 
 /* Declares a connection, of which there is one for each pair of peer and tag. The peer declares its end. An NIC's name is for
@@ -101,7 +101,7 @@ struct mscclppBaseConn {
 };
 
 struct mscclppDevConn;
-/* What its methods call. */
+/* Functions that its methods call. */
 mscclppResult_t mscclppDevConnPut(const struct mscclppDevConn *conn, uint64_t dstOffset, uint64_t srcOffset, uint64_t size);
 mscclppResult_t mscclppDevConnSignal(const struct mscclppDevConn *conn);
 mscclppResult_t mscclppDevConnPutWithSignal(const struct mscclppDevConn *conn, uint64_t dstOffset, uint64_t srcOffset, uint64_t size);

@@ -59,7 +59,7 @@ impl Comm {
         known.ok_or_else(|| invalid_argument(format!("rank {rank} of a communicator of {nranks}")))
     }
 
-    /// What all ranks tell, in their order.
+    /// All ranks' words, in their order.
     pub(crate) fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         locked(&self.bootstrap).all_gather(own)
     }

@@ -13,7 +13,7 @@ use super::{Status, guard, invalid_argument, locked, put};
 #[derive(Default)]
 pub(crate) struct Regions(BTreeMap<usize, Arc<Region>>);
 
-/// What [`mscclppHostAlloc`] has given out.
+/// Memory that [`mscclppHostAlloc`] has given out.
 static ALLOCATED: Mutex<Regions> = Mutex::new(Regions(BTreeMap::new()));
 
 impl Regions {
@@ -52,7 +52,7 @@ impl Regions {
     }
 }
 
-/// Where a buffer is in its region.
+/// Place of a buffer in its region.
 pub(crate) fn place(region: &Region, buffer: *mut c_void) -> Span {
     region.at((buffer as usize).saturating_sub(region.as_ptr() as usize) as u64)
 }

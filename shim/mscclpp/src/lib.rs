@@ -1,8 +1,8 @@
 //! `libmscclpp.so` on mccs: programs of MSCCL++ v0.1's C API (`include/mscclpp.h`) run on the service,
 //! in host memory. `MCCS_SOCKET` names the socket of the host's service.
 //!
-//! A thin layer over port channels: a connection is a port channel to a peer under a tag, with a buffer of each of the two. What needs a GPU
-//! is refused, and the log handler is told what to do instead.
+//! A thin layer over port channels: a connection is a port channel to a peer under a tag, with a buffer of each of the two. A call that
+//! needs a GPU is refused, and the log handler is told what to do instead.
 
 #![deny(missing_docs)]
 

@@ -26,7 +26,7 @@ struct Buffer {
 /// A communicator's buffers, by number less one.
 #[derive(Default)]
 pub(crate) struct RegisteredBuffers {
-    /// What writes have used: by the peer, the buffer, and the address of the source's region.
+    /// Channels that writes have used: by the peer, the buffer, and the address of the source's region.
     channels: HashMap<ChannelKey, PortChannel>,
     buffers: Vec<Buffer>,
     /// Regions that writes are from, by address.

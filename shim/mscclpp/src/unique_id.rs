@@ -19,7 +19,7 @@ impl CUniqueId {
     /// Length of one.
     pub(crate) const BYTES: usize = 128;
 
-    /// Of a new communicator, whose rank 0 is in this process.
+    /// The id of a new communicator, whose rank 0 is in this process.
     pub(crate) fn new() -> Result<Self, Error> {
         let (client, mut bytes) = (client()?, [0; Self::BYTES]);
         let root = client.root_address().unwrap_or_default().as_bytes();

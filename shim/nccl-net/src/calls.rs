@@ -36,7 +36,7 @@ struct Context {
     traffic_class: Option<u8>,
 }
 
-/// What NCCL has pointers to.
+/// Objects to which NCCL has pointers.
 enum Object {
     Context(Context),
     Listener(Arc<Setup>),
@@ -121,7 +121,7 @@ fn no(kind: &str) -> Error {
 const REQUEST_MARK: u64 = 0x8000;
 const MARK_SHIFT: u32 = 48;
 
-/// What NCCL knows a request by: null where there is none.
+/// NCCL's handle of a request: null if there is none.
 fn request_of(connection: *mut c_void, slot: Option<usize>) -> *mut c_void {
     let below = number_of(connection) & ((1 << MARK_SHIFT) - 1);
     slot.map_or(std::ptr::null_mut(), |slot| pointer_of((REQUEST_MARK | slot as u64) << MARK_SHIFT | below))
@@ -140,7 +140,7 @@ pub(crate) fn check_device(device: c_int) -> Result<(), Error> {
     if device == 0 { Ok(()) } else { Err(invalid_argument(format!("device {device} of {DEVICES}"))) }
 }
 
-/// Connects to the service, before anything else. Where it cannot, NCCL goes on with a network of its own.
+/// Connects to the service, before anything else. If it cannot, NCCL goes on with a network of its own.
 pub(crate) fn init(logger: Option<Logger>) -> Result<(), Error> {
     logger::set(logger);
     let client = client().map_err(|error| {
@@ -152,7 +152,7 @@ pub(crate) fn init(logger: Option<Logger>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a communicator of NCCL's is to operators. Returns the pointer that NCCL gives back.
+/// Operators' name of a communicator of NCCL's. Returns the pointer that NCCL gives back.
 pub(crate) fn make_context(comm_id: u64, traffic_class: c_int) -> Result<*mut c_void, Error> {
     let context = Context { name: format!("nccl {comm_id:#x}"), traffic_class: u8::try_from(traffic_class).ok() };
     open(Object::Context(context))
@@ -169,7 +169,7 @@ pub(crate) enum About {
     Nothing,
     /// Version 10 tells the traffic class.
     TrafficClass(c_int),
-    /// What [`make_context`] has given.
+    /// The result of [`make_context`].
     Context(*mut c_void),
 }
 

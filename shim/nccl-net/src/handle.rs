@@ -1,4 +1,4 @@
-//! What a listener gives to its peer, which NCCL carries: 128 bytes that name the communicator and the service of
+//! A listener's handle for its peer, which NCCL carries: 128 bytes that name the communicator and the service of
 //! its rank 0.
 //!
 //! ```text

@@ -21,7 +21,7 @@ const GREETING_BYTES: u64 = 2 * RemoteMemory::BYTES as u64;
 /// How long a request waits before operators see it wait, and how often it then looks whether the service still lives.
 const LIVENESS_EVERY: Duration = Duration::from_millis(100);
 
-/// What a communicator is made of.
+/// Parts of a communicator.
 pub(crate) struct Meeting {
     pub(crate) client: Client,
     pub(crate) handle: Handle,
@@ -34,7 +34,7 @@ pub(crate) struct Meeting {
 /// See the module's documentation.
 pub(crate) struct Link {
     channel: PortChannel,
-    /// What was copied, or has come.
+    /// Bytes that were copied, or have come.
     ring: Region,
     _memory: RegisteredMemory,
     comm: Communicator,
@@ -95,7 +95,7 @@ impl Link {
     /// Requests wait, and nothing has moved. Now and then looks whether anything still can, and lets operators see it.
     ///
     /// # Errors
-    /// What ended the communicator, or the service.
+    /// The end of the communicator, or of the service.
     pub(crate) fn waits(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         let next = now + LIVENESS_EVERY;
@@ -110,7 +110,7 @@ impl Link {
     /// Leaves the communicator, behind all that was put. `has_put` says whether that may still be on its way.
     pub(crate) fn close(self, has_put: bool) {
         let Link { channel, ring, _memory: memory, comm, .. } = self;
-        // Where either fails the communicator is over, which is all that is asked for.
+        // If either fails the communicator is over, which is all that is asked for.
         if has_put {
             let _ = channel.flush();
         }

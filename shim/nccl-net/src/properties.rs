@@ -5,7 +5,7 @@ use std::ptr;
 
 use crate::calls::{POINTERS_TO_HOST_MEMORY, Status, check_device, guard, put};
 
-/// What is told of a device's port.
+/// Properties of a device's port.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Port {

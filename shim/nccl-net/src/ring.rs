@@ -28,10 +28,10 @@ const _: () = assert!(RING_BYTES.is_multiple_of(ALIGNMENT) && HEADER_BYTES < ALI
 /// Length of a [`Header`].
 pub(crate) const HEADER_BYTES: u64 = 16;
 
-/// What stands before a piece's payload. What is read is as the peer wrote it.
+/// Header of a piece's payload. A header is as the peer wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Of the whole message.
+    /// Bytes of the whole message.
     pub(crate) message_bytes: u64,
     pub(crate) payload_bytes: u32,
     /// NCCL's tag.
@@ -61,7 +61,7 @@ impl Header {
 /// A place for a piece, or with one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Of the header, in the ring.
+    /// Offset of the header, in the ring.
     pub(crate) offset: u64,
     pub(crate) payload_bytes: u64,
 }
@@ -72,7 +72,7 @@ impl Place {
         HEADER_BYTES + self.payload_bytes
     }
 
-    /// What it takes of the ring.
+    /// Bytes that it takes of the ring.
     fn taken(&self) -> u64 {
         self.bytes().next_multiple_of(ALIGNMENT)
     }
@@ -98,10 +98,10 @@ impl Batch {
 /// The sender's side of a ring.
 #[derive(Default)]
 pub(crate) struct Outgoing {
-    /// Where the next piece begins.
+    /// Offset of the next piece.
     next: u64,
     open: Batch,
-    /// What closed batches take that have not been given back, in their order.
+    /// Bytes of closed batches that have not been given back, in their order.
     closed: VecDeque<u64>,
     in_use: u64,
 }
@@ -149,7 +149,7 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// Where the next piece's header is.
+    /// Offset of the next piece's header.
     pub(crate) fn offset(&self) -> u64 {
         self.next
     }

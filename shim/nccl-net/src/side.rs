@@ -64,7 +64,7 @@ impl<C: Copies> Side<C> {
         if !state.transfers.is_begun(slot) {
             return Err(invalid_argument("the request has been found done before"));
         }
-        // What has ended counts, also before a failure.
+        // Ended operations count, also before a failure.
         let gone_on = state.go_on();
         let ended = state.transfers.take_ended(slot);
         if ended.is_none() { gone_on.map(|()| None) } else { Ok(ended) }

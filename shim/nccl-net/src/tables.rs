@@ -46,7 +46,7 @@ pub struct Table {
     close_send: Close,
     close_receive: Close,
     close_listen: Close,
-    /// Of devices that kernels drive, which there are none of: null.
+    /// Registration of devices that kernels drive, which there are none of: null.
     get_device_registration: Pointer,
     receive_consumed: Pointer,
     /// Several devices as one: null, since the service spreads bytes over its ports.
@@ -147,7 +147,7 @@ struct CommunicatorConfig {
     traffic_class: c_int,
 }
 
-/// What a program that says nothing has (`NCCL_NET_TRAFFIC_CLASS_UNDEF`).
+/// Traffic class of a program that says nothing (`NCCL_NET_TRAFFIC_CLASS_UNDEF`).
 const NO_TRAFFIC_CLASS: c_int = -1;
 
 /// # Safety

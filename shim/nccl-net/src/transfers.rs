@@ -10,7 +10,7 @@ pub(crate) const REQUESTS_MAX: usize = 32;
 pub(crate) struct Transfer {
     /// The caller's memory, which is the transfer's until it has been found done.
     pub(crate) data: *mut u8,
-    /// Of the message, or of the room for it.
+    /// Bytes of the message, or of the room for it.
     pub(crate) bytes: u64,
     /// Bytes copied.
     pub(crate) moved: u64,

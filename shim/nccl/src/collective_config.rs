@@ -32,11 +32,11 @@ struct NcclCollectiveConfig {
     launch_completion_event: *mut c_void,
 }
 
-/// What of a configuration has an effect.
+/// Fields of a configuration that have an effect.
 #[derive(Clone, Copy)]
 pub(crate) struct CollectiveConfig {
     launch_event: *mut c_void,
-    /// What profilers are told with the call; 0 stands for none.
+    /// Profilers' tag of the call; 0 stands for none.
     pub(crate) user_tag: u64,
 }
 

@@ -53,12 +53,12 @@ impl NcclUniqueId {
     }
 }
 
-/// Where the root's address begins in an id.
+/// Offset of the root's address in an id.
 const ROOT_AT: usize = 24;
 /// Room for a root's address: the name of a host, filled up with zeros.
 pub(crate) const ROOT_BYTES: usize = 128 - ROOT_AT;
 
-/// What all ranks of a communicator must know of it.
+/// Name that all ranks of a communicator must know.
 #[derive(Clone, Copy)]
 pub(crate) struct Name {
     pub(crate) id: UniqueId,
@@ -67,11 +67,11 @@ pub(crate) struct Name {
 
 /// The address of a service, filled up with zeros.
 pub(crate) type Root = [u8; ROOT_BYTES];
-/// Of a service that knows no others.
+/// Root address of a service that knows no others.
 const NO_ROOT: Root = [0; ROOT_BYTES];
 
 impl Name {
-    /// Of a communicator that is new, with rank 0 in this process.
+    /// Name of a new communicator, with rank 0 in this process.
     pub(crate) fn new() -> Result<Self, Error> {
         Ok(Name { id: mccs::unique_id()?, root: own_root()? })
     }
@@ -108,9 +108,9 @@ pub struct Comm {
     made_by: &'static str,
     /// Whether calls wait for what is made of it, unless their configuration says something else.
     pub(crate) is_blocking: bool,
-    /// What the service is asked for.
+    /// The request to the service.
     options: JoinOptions,
-    /// What is known of it before all ranks have joined.
+    /// Its properties before all ranks have joined.
     pub(crate) expected: Expected,
     /// The rank's place in it, or why there is none; nothing while ranks join that nobody waits for.
     made: OnceLock<Result<Member, Error>>,
@@ -124,9 +124,9 @@ pub(crate) struct Member {
     pub(crate) seat: Seat,
     /// How often it has taken that again.
     pub(crate) resumed: Mutex<u64>,
-    /// What the service was asked for.
+    /// Options that the service was asked for.
     pub(crate) options: JoinOptions,
-    /// What a profiler plugin is told by, where there is one.
+    /// Profile that a profiler plugin is told by, if there is one.
     profile: Option<Arc<Profile>>,
     /// Whether it was finalized, or is being so.
     is_finalized: AtomicBool,
@@ -260,7 +260,7 @@ impl Member {
         self.seat.any()
     }
 
-    /// What a profiler plugin is told by, where there is one.
+    /// Profile that a profiler plugin is told by, if there is one.
     pub(crate) fn profile(&self) -> Option<&Arc<Profile>> {
         self.profile.as_ref()
     }
@@ -299,7 +299,7 @@ impl Comm {
         COMMUNICATORS.insert(comm).ok_or_else(full)
     }
 
-    /// What became of it.
+    /// Sets its result.
     pub(crate) fn fill(&self, made: Result<Member, Error>) {
         let is_abandoned = locked(&self.is_abandoned);
         let made = self.made.get_or_init(|| made);
@@ -311,7 +311,7 @@ impl Comm {
         }
     }
 
-    /// What became of it, once something has.
+    /// Its result, once there is one.
     pub(crate) fn made(&self) -> Option<&Result<Member, Error>> {
         self.made.get()
     }
@@ -343,7 +343,7 @@ impl Comm {
     }
 }
 
-/// What programs know a communicator by.
+/// Programs' handle of a communicator.
 pub(crate) fn handle_of(comm: &CommUse) -> *mut Comm {
     comm.handle() as *mut Comm
 }
@@ -358,7 +358,7 @@ pub(crate) fn settings_of(comm: &CommUse) -> CommSettings {
     CommSettings { label: label_of(comm), options: comm.options.clone() }
 }
 
-/// What lines of `NCCL_DEBUG` call it.
+/// Its name in lines of `NCCL_DEBUG`.
 pub(crate) fn label_of(comm: &CommUse) -> Label {
     Label { handle: comm.handle(), made_by: comm.made_by }
 }

@@ -11,7 +11,7 @@ use mccs::bindings::JoinOptions;
 
 /// `NCCL_CONFIG_UNDEF_INT`.
 pub(crate) const UNDEFINED: c_int = c_int::MIN;
-/// What `NCCL_CONFIG_INITIALIZER` writes.
+/// Value that `NCCL_CONFIG_INITIALIZER` writes.
 pub(crate) const MAGIC: c_uint = 0xcafe_beef;
 /// Channels that a communicator of NCCL's may have.
 const CHANNELS_MAX: c_int = 64;
@@ -79,13 +79,13 @@ const NONE: NcclConfig = NcclConfig {
     nvls_host_mode: UNDEFINED,
 };
 
-/// What of a communicator's configuration has an effect. Nothing is said where there is no configuration: what is made of another communicator
-/// inherits its own then.
+/// Fields of a communicator's configuration that have an effect. Nothing is said where there is no configuration: what is made of another
+/// communicator inherits its own then.
 #[derive(Debug, Default)]
 pub(crate) struct CommConfig {
     /// Whether the call that makes a communicator waits for it.
     pub(crate) is_blocking: Option<bool>,
-    /// What the service is asked for.
+    /// The request to the service.
     pub(crate) options: Option<JoinOptions>,
 }
 

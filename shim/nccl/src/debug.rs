@@ -73,7 +73,7 @@ const UNREAD: u64 = u64::MAX;
 const LEVEL_SHIFT: u32 = 32;
 const MASK: u64 = (1 << LEVEL_SHIFT) - 1;
 
-/// Where lines go; none is standard output.
+/// Destination of lines; none is standard output.
 static SINK: Mutex<Option<File>> = Mutex::new(None);
 
 /// Whether a line would be printed.

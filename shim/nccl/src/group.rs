@@ -26,7 +26,7 @@ struct Pending {
     is_awaited: bool,
 }
 
-/// What is made by one thread, and what it is made of.
+/// Communicators that one thread makes, and their parts.
 struct Lane {
     parent: Option<Made>,
     tasks: Vec<Task>,
@@ -37,7 +37,7 @@ struct Lane {
 struct Task {
     context: Context,
     make: Make,
-    /// What its owner has already; nothing for a rank that is in none.
+    /// Handle that its owner has already; nothing for a rank that is in none.
     begun: Option<CommUse>,
 }
 

@@ -95,7 +95,7 @@ pub unsafe extern "C" fn ncclCommGrow(
     })
 }
 
-/// What a rank of the old communicator joins, and as which rank.
+/// Communicator and rank that a rank of the old one joins as.
 fn old_rank(parent: &Made, nranks: c_int, id: Option<&NcclUniqueId>, rank: c_int) -> Result<(Name, c_int), Error> {
     parent.comm()?;
     if rank != -1 {
@@ -115,7 +115,7 @@ fn old_rank(parent: &Made, nranks: c_int, id: Option<&NcclUniqueId>, rank: c_int
     })
 }
 
-/// What a new rank joins, and as which rank.
+/// Communicator and rank that a new rank joins as.
 fn new_rank(nranks: c_int, id: Option<&NcclUniqueId>, rank: c_int) -> Result<(Name, c_int), Error> {
     let Some(id) = id else { return wrong("a new rank passes the id of ncclCommGetUniqueId, not null".into()) };
     if rank < 0 || rank >= nranks {

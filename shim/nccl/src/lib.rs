@@ -1,10 +1,10 @@
 //! `libnccl.so.2` on mccs: NCCL programs run unchanged with `LD_PRELOAD` or the library path.
 //! `MCCS_SOCKET` names the socket of the host's service, where it is not the default one.
 //!
-//! What is there: communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every
-//! collective; sends and receives; one-sided calls inside a host; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Every function of NCCL 2.32.3
-//! is exported. One that is refused returns `ncclInvalidUsage`, and `ncclGetLastError` says what to do instead: calls for kernels of the
-//! caller's. `docs/NCCL.md` has the table.
+//! It has communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every collective;
+//! sends and receives; one-sided calls inside a host; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Every
+//! function of NCCL 2.32.3 is exported. One that is refused returns `ncclInvalidUsage`, and `ncclGetLastError` says what to do instead:
+//! calls for kernels of the caller's. `docs/NCCL.md` has the table.
 //!
 //! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`.
 
@@ -47,7 +47,8 @@ type Status = c_int;
 const SUCCESS: Status = 0;
 const IN_PROGRESS: Status = 7;
 
-/// The version of NCCL whose functions are all there. What of them is refused `ncclCommQueryProperties` and the errors tell (decision 046).
+/// The version of NCCL whose functions are all there. Refused parts of them are told by `ncclCommQueryProperties` and the errors (decision
+/// 046).
 const VERSION: c_int = 2_32_03;
 
 thread_local! {

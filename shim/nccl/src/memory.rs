@@ -11,10 +11,10 @@ use mccs_cuda::{DeviceMemory, while_capturing};
 use super::communicators::{Comm, caller_context, cuda_error};
 use super::{Status, guard, put};
 
-/// What [`ncclMemAlloc`] has given out, by address.
+/// Memory that [`ncclMemAlloc`] has given out, by address.
 static ALLOCATED: Mutex<BTreeMap<usize, DeviceMemory>> = Mutex::new(BTreeMap::new());
 
-/// What registrations are answered with: any pointer that is not null.
+/// Answer to registrations: any pointer that is not null.
 static REGISTERED: u8 = 0;
 
 /// See `nccl.h`; also while a stream is captured, as NCCL's: allocators of frameworks call it then.

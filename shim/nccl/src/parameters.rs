@@ -42,7 +42,7 @@ thread_local! {
     static LAST: RefCell<Last> = RefCell::default();
 }
 
-/// What the calling thread was last given pointers to.
+/// Values to which the calling thread was last given pointers.
 #[derive(Default)]
 struct Last {
     by_handle: CString,

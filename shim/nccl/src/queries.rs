@@ -9,7 +9,7 @@ use mccs::Error;
 use super::communicators::{Comm, locked};
 use super::{IN_PROGRESS, SUCCESS, Status, guard, put, remember, status_of};
 
-/// What is known of a communicator before all ranks have joined.
+/// Properties of a communicator before all ranks have joined.
 #[derive(Default)]
 pub(crate) struct Expected {
     /// The GPU's number in this process.

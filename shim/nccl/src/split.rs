@@ -18,7 +18,7 @@ impl Member {
         *derived
     }
 
-    /// What every rank says, by rank.
+    /// Every rank's share, by rank.
     pub(crate) fn gather(&self, own: &Share) -> Result<Vec<Share>, Error> {
         Ok(self.gather_bytes(&own.to_bytes())?.iter().map(Share::from_bytes).collect())
     }
@@ -66,14 +66,14 @@ impl Exchange {
     }
 }
 
-/// What a rank tells the others at a time.
+/// Bytes of a rank's message to the others at a time.
 const TOLD_BYTES_MAX: usize = 128;
 
-/// What a rank says when its communicator is split.
+/// A rank's message when its communicator is split.
 pub(crate) struct Share {
     color: c_int,
     key: c_int,
-    /// Of a communicator of which it becomes rank 0.
+    /// Root address of a communicator of which it becomes rank 0.
     pub(crate) root: Root,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Share {
 const SHARE_BYTES: usize = 8 + ROOT_BYTES;
 
 impl Share {
-    /// Of a rank that only says where it is.
+    /// The share of a rank that only says where it is.
     pub(crate) fn of_root(root: Root) -> Self {
         Share { color: 0, key: 0, root }
     }
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ncclCommSplit(
         // SAFETY: the caller's contract.
         let (parent, config) = (Comm::of(comm)?, unsafe { CommConfig::read(config)? });
         parent.comm()?;
-        // Who is in none has nothing that could tell how far it is.
+        // A rank that is in none has nothing that could tell how far it is.
         let is_blocking = config.is_blocking.unwrap_or(parent.is_blocking()) || color == NO_COLOR;
         let options = config.options.unwrap_or_else(|| parent.options.clone());
         let (number, made) = (parent.next_derived(), parent.clone());

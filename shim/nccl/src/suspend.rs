@@ -87,7 +87,7 @@ pub unsafe extern "C" fn ncclCommMemStats(comm: *mut Comm, stat: c_int, value: *
             Some(comm) if !made.seat.is_suspended() => comm.gpu_memory(),
             _ => Ok(GpuMemory::default()),
         };
-        // What ranks tell each other by is given back too.
+        // Memory of ranks' messages to each other is given back too.
         let exchange = || locked(&made.exchange).as_ref().map_or(0, Exchange::gpu_bytes);
         let answer = match stat {
             SUSPENDABLE => of_service()?.own_bytes + exchange(),

@@ -33,7 +33,7 @@ struct Window {
     peers: Arc<Peers>,
 }
 
-/// What a rank reaches of a window; nothing until all ranks have told, and where ranks reach nobody.
+/// Parts of a window that a rank reaches; nothing until all ranks have told, and where ranks reach nobody.
 pub(crate) type Peers = OnceLock<mccs::cuda::Window>;
 
 /// All windows of the process, by handle.
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
             return Err(Error::InvalidArgument(format!("ncclCommWindowRegister does not know the flags {flags:#x}")));
         }
         let reaches_peers = member.comm()?.has_windows();
-        // Who has none meets the others all the same, who wait for it.
+        // A rank without one meets the others all the same, who wait for it.
         let part = reaches_peers.then(|| member.comm()?.window_part(buffer as u64, bytes as u64));
         let peers = Arc::<Peers>::default();
         let known = Window { comm: comm as usize, buffer: buffer as usize, bytes, peers: Arc::clone(&peers) };
@@ -167,13 +167,13 @@ pub unsafe extern "C" fn ncclWinGetUserPtr(comm: *mut Comm, window: *mut c_void,
     })
 }
 
-/// Where an offset of a rank's part of a window is, in the caller's context.
+/// Address of an offset of a rank's part of a window, in the caller's context.
 fn peer_address(window: *const c_void, offset: usize, peer: c_int) -> Result<u64, Error> {
     let peers = Arc::clone(&windows().find(window)?.peers);
     peers.get().ok_or_else(unmet)?.address(rank(peer)?, offset as u64, 0)
 }
 
-/// What a rank reaches of a communicator's window.
+/// Parts of a communicator's window that a rank reaches.
 pub(crate) fn peers_of(comm: *const Comm, window: *const c_void) -> Result<Arc<Peers>, Error> {
     windows().of(comm, window).map(|window| Arc::clone(&window.peers))
 }

@@ -265,7 +265,7 @@ impl CudaCommunicator {
         &self.surfacing
     }
 
-    /// What sends and receives need.
+    /// Parts that sends and receives need.
     pub(super) fn p2p(&self) -> AnyP2p {
         match &self.backend {
             Backend::DeviceInitiated(comm) => AnyP2p::DeviceInitiated(Arc::clone(comm.p2p())),

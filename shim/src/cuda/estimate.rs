@@ -62,7 +62,7 @@ mod tests {
         let close = |got: f64, wanted: f64, part: f64| assert!((got - wanted).abs() <= wanted * part, "{got} {wanted}");
         close(collective_us(CollectiveKind::AllReduce, 64 << 10, 4), 6.4, 0.001);
         close(collective_us(CollectiveKind::AllReduce, 1 << 20, 4), 12.1, 0.001);
-        // Of eval/results/cuda-4.md and cuda-2.md.
+        // Figures of eval/results/cuda-4.md and cuda-2.md.
         close(collective_us(CollectiveKind::AllGather, 256 << 20, 4), 561.3, 0.17);
         close(collective_us(CollectiveKind::ReduceScatter, 16 << 20, 4), 55.8, 0.17);
         close(collective_us(CollectiveKind::AllReduce, 256 << 20, 2), 729.4, 0.17);

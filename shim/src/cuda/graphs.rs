@@ -29,7 +29,7 @@ use crate::client::locked;
 pub(super) struct GraphOrder {
     /// Marks the last operation.
     last: Arc<Event>,
-    /// Of graphs that live.
+    /// Captures of graphs that live.
     captures: Vec<Captured>,
     living: Arc<LivingGraphs>,
 }
@@ -51,7 +51,7 @@ impl GraphOrder {
         Ok(GraphOrder { last, captures: Vec::new(), living })
     }
 
-    /// What graphs refer to.
+    /// Event that graphs refer to.
     pub(super) fn event(&self) -> Arc<Event> {
         Arc::clone(&self.last)
     }
@@ -136,7 +136,7 @@ impl GraphOrder {
 pub(super) struct LivingGraphs {
     count: Mutex<u64>,
     has_changed: Condvar,
-    /// Where this rank's graphs are counted for the service.
+    /// Page on which this rank's graphs are counted for the service.
     page: Option<(Arc<ControlPage>, u32)>,
 }
 

@@ -22,7 +22,7 @@ pub const MEMORY_CHANNEL_TAGS_MAX: u32 = 1024;
 
 /// Bytes between words that different GPUs or threads raise.
 const LINE_BYTES: u64 = 128;
-/// Of a peer and tag: a line for the count of signals that have come, and one for those sent, told and taken.
+/// Words of a peer and tag: a line for the count of signals that have come, and one for those sent, told and taken.
 const WORDS_BYTES: u64 = 2 * LINE_BYTES;
 
 /// A rank's memory and words, for the other ranks: a plain value, which they tell each other.
@@ -59,7 +59,7 @@ pub struct OwnMemoryChannels {
 }
 
 impl OwnMemoryChannels {
-    /// What the other ranks are told.
+    /// The part for the other ranks.
     #[must_use]
     pub fn part(&self) -> &MemoryChannelsPart {
         &self.part
@@ -94,7 +94,7 @@ pub struct DeviceMemoryChannel {
     abort: DeviceAddress,
 }
 
-/// Where a rank's words for a peer and tag are among its own.
+/// Offset of a rank's words for a peer and tag among its own.
 fn words_offset(tags: u32, peer: u32, tag: u32) -> u64 {
     (u64::from(peer) * u64::from(tags) + u64::from(tag)) * WORDS_BYTES
 }

@@ -5,10 +5,10 @@
 //! ranks meet in symmetric buffers of GPU memory that the service has made and mapped for them, under the strategy that the service
 //! publishes; see [`mccs_ipc::device_initiated`] and `device_initiated`.
 //!
-//! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers ([`mccs_ipc::large`]). Buffers
-//! that no other process can open have copies (`device_initiated/staging.rs`). Sends and receives (`p2p`) are one kernel a group, beside
-//! collectives and in no order with them. The service carries everything out for ranks on several hosts, *staged* in host memory (`host_staged`),
-//! and for those of an operator who wants it so (`service_executed`).
+//! A collective that is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
+//! ([`mccs_ipc::large`]). Buffers that no other process can open have copies (`device_initiated/staging.rs`). Sends and receives (`p2p`)
+//! are one kernel a group, beside collectives and in no order with them. The service carries everything out for ranks on several hosts,
+//! *staged* in host memory (`host_staged`), and for those of an operator who wants it so (`service_executed`).
 //!
 //! Operations work in CUDA graphs (`graphs.rs`): a captured call's number is what the GPU counts when it runs. Graphs and calls of a communicator
 //! may be launched into any streams; they run in the order of their launches.

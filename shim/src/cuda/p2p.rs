@@ -16,7 +16,7 @@ use super::surfacing::Surfacing;
 use super::{CudaCommunicator, CudaStream, cuda_error};
 use crate::Error;
 
-/// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
+/// Parts of a communicator's sends and receives: kept by the communicator, and by groups to their end.
 #[derive(Clone)]
 pub(super) enum AnyP2p {
     /// A kernel does them.
@@ -108,8 +108,8 @@ impl AnyP2p {
 }
 
 impl Part {
-    /// What goes together: of each direction of a pair as many messages, so that both ends have them in rounds that begin when those before have
-    /// ended on all ranks.
+    /// Messages that go together: of each direction of a pair as many, so that both ends have them in rounds that begin when those before
+    /// have ended on all ranks.
     fn rounds(self) -> Vec<Part> {
         if self.list.len() <= MESSAGES_MAX {
             return vec![self];

@@ -15,7 +15,7 @@ use super::service_executed::Identity;
 use crate::client::unexpected;
 use crate::{Client, Error};
 
-/// What tells its id from those that callers have made, which are random, and from those of other parts.
+/// Mask that tells its id from those that callers have made, which are random, and from those of other parts.
 const ID_MASK: u8 = 0x96;
 
 /// See the module's documentation.

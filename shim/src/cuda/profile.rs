@@ -1,8 +1,8 @@
 //! Profiler data of GPU collectives: how they are carried out, and when they ran on the GPU.
 //!
-//! Kernels leave stamps in their rank's symmetric buffer (`docs/decisions/035-stamps.md`). A reader copies them now and then, so a call costs
-//! nothing for them. A stamp is found by its kernel's number, which is known until the communicator's first capture: replays count on
-//! the GPU alone. What the service carries out has no stamps.
+//! Kernels leave stamps in their rank's symmetric buffer (`docs/decisions/035-stamps.md`). A reader copies them now and then, so a call
+//! costs nothing for them. A stamp is found by its kernel's number, which is known until the communicator's first capture: replays count on
+//! the GPU alone. Operations of the service have no stamps.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::cuda_error;
 use super::device_initiated::Member;
 use crate::Error;
 
-/// Who carries a collective out.
+/// Executor of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
     /// A kernel in the caller's stream.
@@ -48,7 +48,7 @@ pub struct RanAt {
 pub struct StampReader {
     stream: OwnedStream,
     member: Arc<Member>,
-    /// Where copies go.
+    /// Memory of copies.
     copied: PinnedMemory,
     is_under_way: bool,
     /// Why no copy could be begun.
@@ -86,7 +86,7 @@ impl CudaCommunicator {
         }
     }
 
-    /// What reads the stamps of this rank's kernels; none where they leave none.
+    /// Reader of the stamps of this rank's kernels; none if they leave none.
     ///
     /// # Errors
     /// [`Error::Cuda`].

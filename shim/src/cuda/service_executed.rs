@@ -1,9 +1,9 @@
 //! Communicators of GPUs whose collectives the service executes: short ones in host memory, long
 //! ones by its copy engines and kernels. The latter where all ranks are on one host.
 //!
-//! To the service these are two communicators of one id. Where ranks are on several hosts, there are others for what the GPUs combine (`rails`).
-//! Where GPUs of one host do not reach each other, there is one for what their kernels do in pinned memory (`pinned`). Which of them a collective
-//! goes to follows from its payload, so that all ranks choose the same. They share nothing but the caller's streams.
+//! To the service these are two communicators of one id. If ranks are on several hosts, there are others for what the GPUs combine
+//! (`rails`). If GPUs of one host do not reach each other, there is one for what their kernels do in pinned memory (`pinned`). Which of
+//! them a collective goes to follows from its payload, so that all ranks choose the same. They share nothing but the caller's streams.
 
 use std::sync::Arc;
 

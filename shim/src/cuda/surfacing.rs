@@ -1,11 +1,11 @@
-//! Where other ranks' failures surface: in calls at once, or by the asynchronous error first, as in
+//! Surfacing of other ranks' failures: in calls at once, or by the asynchronous error first, as in
 //! NCCL.
 //!
 //! NCCL's calls succeed after a peer has gone, and programs learn of it from `ncclCommGetAsyncError`. A communicator that surfaces
 //! failures in this way passes over a call of which nothing can come. Its stream goes on, so a program that asks for no
 //! asynchronous error would take old data for results. Calls therefore fail once the program was told, and in any case
-//! [`PASSED_OVER_FOR`] after the first call that was passed over. What is captured fails at once: a graph would lack the call for
-//! good (`docs/decisions/048-where-failures-surface.md`).
+//! [`PASSED_OVER_FOR`] after the first call that was passed over. A captured call fails at once: a graph would lack it for good
+//! (`docs/decisions/048-where-failures-surface.md`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::Error;
 /// Watchdogs of frameworks ask several times meanwhile.
 const PASSED_OVER_FOR: Duration = Duration::from_secs(2);
 
-/// What a communicator's program knows of the failure of another rank.
+/// Knowledge of a communicator's program of the failure of another rank.
 #[derive(Default)]
 pub(super) struct Surfacing {
     /// Whether calls pass over it until the program knows.
@@ -39,7 +39,7 @@ impl Surfacing {
         self.is_told.store(true, Ordering::Relaxed);
     }
 
-    /// What a call returns into these streams.
+    /// Result of a call into these streams.
     ///
     /// # Safety
     /// The streams must live.

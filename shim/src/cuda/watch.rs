@@ -1,11 +1,12 @@
 //! Releases waiting GPU streams when the service dies: a thread watches the session's socket. The
 //! program may do no more than wait for its stream.
 //!
-//! A client that has joined with a GPU has a thread, which waits for the other end of the session's socket to close and is of no use before. Then
-//! it lets through what waits, again and again as long as there is any. The driver ends the service's own streams a little later than the kernel
-//! closes its sockets, and they may write the same words until then. A service that has ended the session only is still there, and may be copying
-//! between other ranks' buffers. What they wait for, too, it lets through itself, or the thread does once the service has ended as well. That the
-//! communicator has ended its calls find out as always ([`Requests::check_alive`](crate::requests::Requests::check_alive)).
+//! A client that has joined with a GPU has a thread, which waits for the other end of the session's socket to close and is of no use
+//! before. Then it lets through what waits, again and again as long as there is any. The driver ends the service's own streams a little
+//! later than the kernel closes its sockets, and they may write the same words until then. A service that has ended the session only is
+//! still there, and may be copying between other ranks' buffers. Their awaited words, too, are let through by it, or by the thread once the
+//! service has ended as well. That the communicator has ended its calls find out as always
+//! ([`Requests::check_alive`](crate::requests::Requests::check_alive)).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
@@ -19,7 +20,7 @@ use crate::Error;
 use crate::client::locked;
 use crate::requests::LIVENESS_EVERY;
 
-/// What has gone when the session has ended.
+/// Gone objects when the session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
     /// The session, and perhaps nothing else.
@@ -35,7 +36,7 @@ pub(crate) trait Awaited: Send + Sync {
     fn let_through(&self, gone: Gone);
 }
 
-/// What a client has to let through.
+/// Words that a client has to let through.
 #[derive(Default)]
 pub(crate) struct Watch {
     list: Arc<Mutex<List>>,
@@ -90,7 +91,7 @@ impl Drop for Watch {
     }
 }
 
-/// What the thread does.
+/// The thread's work.
 fn watch(socket: &OwnedFd, process: Option<&OwnedFd>, list: &Mutex<List>) {
     // Its end is told whatever is asked for.
     let mut closed = [PollFd::new(socket.as_fd(), PollFlags::empty())];

@@ -29,16 +29,16 @@ pub struct WindowPart {
     /// In the rank's own context.
     address: DeviceAddress,
     bytes: u64,
-    /// Of the address in its allocation.
+    /// Offset of the address in its allocation.
     offset: u64,
-    /// Of the allocation; zeros where other processes cannot open it.
+    /// Handle of the allocation; zeros if other processes cannot open it.
     handle: [u8; 64],
 }
 
 impl WindowPart {
     /// Length of one in bytes.
     pub const BYTES: usize = size_of::<WindowPart>();
-    /// Of a rank that has none.
+    /// The part of a rank that has none.
     pub const NONE: WindowPart =
         WindowPart { process: [0; 16], gpu: [0; 16], address: 0, bytes: 0, offset: 0, handle: [0; 64] };
 
@@ -118,7 +118,8 @@ impl Window {
         self.part(rank).map(|part| part.bytes)
     }
 
-    /// Where `bytes` at an offset of a rank's part are in the context of the communicator, for the caller's own kernels and copies.
+    /// Address of `bytes` at an offset of a rank's part in the context of the communicator, for the caller's own kernels and
+    /// copies.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for what lies outside, and for memory that this rank does not reach, with the reason.

@@ -16,15 +16,15 @@ use crate::requests::LIVENESS_EVERY;
 /// Longest put of one trigger: whole pages.
 const PUT_AT_ONCE: u64 = PUT_BYTES_MAX / 4096 * 4096;
 
-/// What leads to a peer under a tag, with a memory to put from and one of the peer's to put into. See [`PortChannels`](super::PortChannels).
+/// A channel to a peer under a tag, with a memory to put from and one of the peer's to put into. See [`PortChannels`](super::PortChannels).
 ///
 /// All calls may be made by any number of threads at once. Those that hand over (`put`, `signal`) return at once, unless the FIFO is full.
-/// What channels of one peer and tag are given is done in that order. A mistake that the service finds fails the communicator.
+/// Requests to channels of one peer and tag are done in that order. A mistake that the service finds fails the communicator.
 pub struct PortChannel {
     shared: Arc<Shared>,
     connection: Arc<Connection>,
     number: u32,
-    /// Of its memories, if it has any.
+    /// Lengths of its memories, if it has any.
     lengths: Option<Lengths>,
     /// Whether it has said so.
     awaits: AtomicBool,
@@ -73,8 +73,8 @@ impl PortChannel {
         self.connection.tag
     }
 
-    /// What kernels of this rank use the channel by (`mccs/device.cuh`); none for a rank whose memory is the host's. Kernels and threads each take
-    /// signals by a count of their own: of one peer and tag let only the ones wait, or only the others.
+    /// Means by which kernels of this rank use the channel (`mccs/device.cuh`); none for a rank whose memory is the host's. Kernels and
+    /// threads each take signals by a count of their own: of one peer and tag let only the ones wait, or only the others.
     #[must_use]
     pub fn device(&self) -> Option<DevicePortChannel> {
         let (_, kernels) = self.shared.gpu.as_ref()?;
@@ -183,7 +183,7 @@ impl PortChannel {
         Ok(true)
     }
 
-    /// Takes a signal, if there is one. Of several threads each takes another.
+    /// Takes a signal, if there is one. Several threads take one each.
     fn take_signal(&self) -> Result<bool, Error> {
         let word = self.words()?.arrived().load();
         let taken = &self.connection.taken;

@@ -1,4 +1,4 @@
-//! What kernels need of port channels: the rank's segment as its GPU sees it, and counts in memory of
+//! Kernels' means of port channels: the rank's segment as its GPU sees it, and counts in memory of
 //! the GPU. `mccs/device.cuh` is the kernels' side.
 
 use std::any::Any;
@@ -16,7 +16,7 @@ pub(crate) trait GpuMembership: Membership {
     /// The communicator's context.
     fn context(&self) -> &Context;
 
-    /// What the service calls a buffer in memory of the GPU, which it knows as long as the other value is held.
+    /// The service's name of a buffer in memory of the GPU, which it knows as long as the other value is held.
     ///
     /// # Errors
     /// Memory that other processes cannot open; the service's refusal.
@@ -41,7 +41,7 @@ pub struct DevicePortChannel {
     awaited: DeviceAddress,
     /// The channel's, as triggers name it.
     number: u32,
-    /// Of the FIFO's slots.
+    /// Number of the FIFO's slots.
     slots_log2: u32,
 }
 
@@ -94,5 +94,5 @@ impl KernelSide {
     }
 }
 
-/// What drivers register.
+/// Pages that drivers register.
 const PAGE_BYTES: u64 = 4096;

@@ -44,7 +44,7 @@ impl RegisteredMemory {
         self.bytes
     }
 
-    /// What stands for it at peers.
+    /// Its name at peers.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { rank: self.shared.comm.rank(), handle: self.handle, bytes: self.bytes }

@@ -74,7 +74,7 @@ pub(crate) trait Membership: Send + Sync {
     fn has_left(&self) -> bool;
 }
 
-/// What channels of a rank in a communicator share.
+/// Common state of a rank's channels in a communicator.
 struct Shared {
     client: Client,
     comm: Arc<dyn Membership>,
@@ -85,7 +85,7 @@ struct Shared {
     connections: Mutex<HashMap<ConnectionName, Arc<Connection>>>,
 }
 
-/// What leads to a peer under a tag.
+/// A connection to a peer under a tag.
 struct Connection {
     peer: u32,
     tag: u32,

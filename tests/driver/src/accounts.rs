@@ -1,5 +1,5 @@
-//! GPU memory in use by all processes of the emulated driver. What anybody has open counts once, as
-//! long as somebody has.
+//! GPU memory in use by all processes of the emulated driver. Memory that anybody has open counts
+//! once, as long as somebody has.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ pub(crate) fn used_bytes(device: usize) -> u64 {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let is_process = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit();
     let folders = processes.filter(is_process).filter_map(|entry| std::fs::read_dir(entry.path().join("fd")).ok());
-    // What is closed meanwhile is not there.
+    // A descriptor that is closed meanwhile is not there.
     let links = folders.flatten().flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let names = links.filter_map(|link| Name::of_link(&link));
     let own: HashMap<u64, u64> = names

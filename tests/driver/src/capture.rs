@@ -40,7 +40,7 @@ struct State {
 pub(crate) struct Taking {
     pub(crate) capture: Arc<Capture>,
     is_first: bool,
-    /// What comes next comes behind these nodes.
+    /// Nodes behind which the next one comes.
     tail: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -48,7 +48,7 @@ thread_local! {
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
     static OWN: RefCell<Vec<Weak<Capture>>> = const { RefCell::new(Vec::new()) };
 }
-/// Of all threads, those in the mode in which they forbid things to all threads.
+/// Captures of all threads, those in the mode in which they forbid things to all threads.
 static GLOBALS: Mutex<Vec<Weak<Capture>>> = Mutex::new(Vec::new());
 
 /// Exchanges what the calling thread forbids itself.
@@ -198,7 +198,7 @@ impl Taking {
         Ok(())
     }
 
-    /// What comes next comes behind these nodes, too.
+    /// The next node comes behind these, too.
     pub(crate) fn come_behind(&self, nodes: &[usize]) -> Done {
         // All are of its graph.
         self.graph()?.are_before(nodes, nodes).then_some(()).ok_or(INVALID_VALUE)?;
@@ -211,7 +211,7 @@ impl Taking {
         Ok(())
     }
 
-    /// What comes next comes behind these nodes alone.
+    /// The next node comes behind these alone.
     pub(crate) fn go_on_behind(&self, nodes: &[usize]) -> Done {
         self.graph()?.are_before(nodes, nodes).then_some(()).ok_or(INVALID_VALUE)?;
         let left = std::mem::replace(&mut *locked(&self.tail), nodes.to_vec());

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 /// A `CUresult`.
 pub(crate) type Code = u32;
-/// What a call comes to.
+/// The result of a call.
 pub(crate) type Done<T = ()> = Result<T, Code>;
 
 macro_rules! codes {

@@ -34,7 +34,7 @@ const LOST_VARIABLE: &str = "MCCS_EMULATED_LOST";
 pub(crate) struct Device {
     pub(crate) number: usize,
     retained: AtomicUsize,
-    /// What whatever is called returns; 0: all is well.
+    /// Code that every call returns; 0: all is well.
     lost: AtomicU32,
     /// GPUs whose memory its context has been let reach.
     peers: Mutex<HashSet<usize>>,
@@ -231,7 +231,7 @@ impl Device {
             CAPABILITY_MAJOR => Ok(9),
             CAPABILITY_MINOR => Ok(0),
             GPU_DIRECT_RDMA | GPU_DIRECT_RDMA_WITH_CUDA_VMM => Ok(1),
-            // Of which a NIC's writes have to be flushed.
+            // Writes of a NIC have to be flushed.
             GPU_DIRECT_RDMA_WRITES_ORDERING => Ok(0),
             DMA_BUF => Ok(i32::from(has_dma_buffers())),
             CAN_USE_64_BIT_STREAM_MEM_OPS => Ok(i32::from(has_words())),

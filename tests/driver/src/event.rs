@@ -28,7 +28,7 @@ pub(crate) struct Event {
     last: Mutex<Last>,
 }
 
-/// What was recorded last.
+/// The last record.
 enum Last {
     Nothing,
     At(Arc<Point>),
@@ -119,7 +119,7 @@ pub(crate) fn find(event: usize) -> Done<Arc<Event>> {
     EVENTS.get(event)
 }
 
-/// Destroys an event. What waits for it goes on waiting.
+/// Destroys an event. A waiter goes on waiting.
 pub(crate) fn destroy(event: usize) -> Done {
     EVENTS.remove(event).map(drop)
 }
@@ -160,7 +160,7 @@ impl Event {
         })
     }
 
-    /// What was recorded last, by a stream or a graph.
+    /// The last record, by a stream or a graph.
     pub(crate) fn recorded_last(&self) -> Option<Arc<Point>> {
         if let Last::At(point) = &*self.last() { Some(Arc::clone(point)) } else { None }
     }

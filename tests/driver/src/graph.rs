@@ -15,7 +15,7 @@ use crate::registry::Registry;
 use crate::stream::{Stream, Work};
 use crate::wait::until;
 
-/// What a node does.
+/// Kind of a node.
 #[derive(Clone)]
 pub(crate) enum Kind {
     Run(Work),

@@ -10,7 +10,7 @@ pub(crate) type Handle = [u8; 64];
 
 const MAGIC: u64 = u64::from_be_bytes(*b"emuIPCv1");
 
-/// What is in them: the same for the same thing.
+/// Their content: the same for the same thing.
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 struct Fields {
@@ -44,7 +44,7 @@ pub(crate) fn of(physical: &Physical) -> Handle {
     bytemuck::cast(Fields { magic: MAGIC, bytes, nonce, pid, in_proc, fd, what, device, reserved: [0; 5] })
 }
 
-/// What a handle names, which another process has made.
+/// The object of a handle that another process has made.
 pub(crate) fn open(handle: &Handle, what: What) -> Done<Physical> {
     let fields: Fields = bytemuck::pod_read_unaligned(handle);
     if fields.magic != MAGIC || fields.what != code(what) || fields.reserved != [0; 5] {
@@ -71,11 +71,11 @@ mod tests {
         assert_eq!(refused(&own, What::Memory), Some(INVALID_CONTEXT));
         assert_eq!(refused(&own, What::Event), Some(INVALID_VALUE));
         assert_eq!(refused(&[0; 64], What::Memory), Some(INVALID_VALUE));
-        // Of a process with that number in another PID namespace.
+        // Handle of a process with that number in another PID namespace.
         let mut other: Fields = bytemuck::cast(own);
         other.in_proc = 1;
         assert_eq!(refused(&bytemuck::cast(other), What::Memory), Some(INVALID_CONTEXT));
-        // Of a process that has nothing of the kind.
+        // Handle of a process that has nothing of the kind.
         other.pid = 1;
         assert_eq!(refused(&bytemuck::cast(other), What::Memory), Some(INVALID_VALUE));
     }

@@ -22,7 +22,7 @@ const ARENA_BYTES: [u64; 2] = [1 << 42, 1 << 35];
 /// Allocations begin at multiples of this.
 pub(crate) const LARGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// What is mapped.
+/// A mapping.
 pub(crate) struct Range {
     /// As many as were asked for.
     pub(crate) bytes: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Table {
     pub(crate) ranges: BTreeMap<u64, Range>,
     /// Addresses that are in use, and how many from there.
     pub(crate) taken: BTreeMap<u64, u64>,
-    /// Of the host, registered.
+    /// Memory of the host, registered.
     registered: BTreeMap<u64, u64>,
 }
 
@@ -118,7 +118,7 @@ impl Range {
 }
 
 impl Table {
-    /// What is mapped at an address, and where that begins.
+    /// The mapping at an address, and its begin.
     pub(crate) fn at(&self, address: u64) -> Option<(u64, &Range)> {
         let (base, range) = self.ranges.range(..=address).next_back()?;
         Some((*base, range)).filter(|_| address - base < range.bytes)
@@ -165,7 +165,7 @@ impl Table {
         Some((*base, *bytes)).filter(|_| address - base < *bytes)
     }
 
-    /// Where a run of memory ends that kernels of a GPU reach from an address on.
+    /// End of a run of memory that kernels of a GPU reach from an address on.
     fn reached_from(&self, device: &Device, address: u64) -> Option<u64> {
         if !is_in_arena(address) {
             return self.registered_at(address).map(|(base, bytes)| base + bytes);
@@ -335,7 +335,7 @@ pub(crate) fn reach(device: &Device, address: u64, bytes: u64) -> Done {
     Ok(())
 }
 
-/// Where a GPU's accesses to an address go: there, or nowhere if it loses what it writes to the memory's GPU.
+/// Target of a GPU's accesses to an address: there, or nowhere if it loses what it writes to the memory's GPU.
 pub(crate) fn as_seen_by(device: &Device, address: u64, bytes: u64) -> u64 {
     let owner = table().at(address).map(|(_, range)| range.device());
     if !owner.is_some_and(|owner| device::loses(device.number, owner)) {

@@ -1,5 +1,5 @@
-//! Emulated modules and their functions. What is in a compiled image is known by its names; of PTX,
-//! what it declares. A shared library of a processor brings its kernels along.
+//! Emulated modules and their functions. Kernels of a compiled image are known by their names; PTX
+//! has its declarations. A shared library of a processor brings its kernels along.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -17,9 +17,9 @@ struct Module {
     kind: Image,
 }
 
-/// What a module was made of.
+/// Source of a module.
 enum Image {
-    /// What nvcc makes.
+    /// An image of nvcc's.
     Compiled,
     /// PTX.
     Text(String),
@@ -40,7 +40,7 @@ enum AnyKernel {
 static MODULES: Registry<Module> = Registry::new(3);
 static FUNCTIONS: Registry<Function> = Registry::new(4);
 
-/// What compiled images begin with: a fatbin, and an ELF file.
+/// First words of compiled images: a fatbin, and an ELF file.
 const BEGINS: [[u8; 4]; 2] = [0xba55_ed50_u32.to_le_bytes(), *b"\x7fELF"];
 
 /// Loads an image into the current context. Returns its pointer.
@@ -106,7 +106,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Of a function with so many blocks and threads.
+    /// The launch of a function with so many blocks and threads.
     ///
     /// # Safety
     /// The first of the parameters must be what the function takes.

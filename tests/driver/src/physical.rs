@@ -15,7 +15,7 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 const LINK_BEGINS: &str = "/memfd:";
 const LINK_ENDS: &str = " (deleted)";
 
-/// What a memfd is.
+/// Kind of a memfd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     Memory,

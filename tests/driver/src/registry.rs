@@ -44,7 +44,7 @@ impl<T> Registry<T> {
         pointer
     }
 
-    /// What a pointer stands for.
+    /// The object of a pointer.
     pub(crate) fn get(&self, pointer: usize) -> Done<Arc<T>> {
         self.state().known.get(&pointer).cloned().ok_or(INVALID_HANDLE)
     }

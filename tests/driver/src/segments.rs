@@ -76,7 +76,7 @@ impl Access {
 
 const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12);
 
-/// What a handle stands for.
+/// The object of a handle.
 struct Allocation {
     physical: Arc<Physical>,
     is_shared: bool,
@@ -97,7 +97,7 @@ fn is_of_host(location: Location) -> bool {
     (location.kind, location.id) == (ON_NODE, 0)
 }
 
-/// What sizes are to be multiples of.
+/// Unit of sizes.
 pub(crate) fn granularity(properties: &Properties) -> Done<usize> {
     if !is_of_host(properties.location) {
         device_of(properties.location)?;
@@ -133,7 +133,7 @@ fn get(handle: u64) -> Done<Arc<Allocation>> {
     ALLOCATIONS.get(handle as usize).map_err(|_| INVALID_VALUE)
 }
 
-/// What it was made as.
+/// The properties of its making.
 pub(crate) fn properties(handle: u64) -> Done<Properties> {
     let allocation = get(handle)?;
     let name = allocation.physical.name;
@@ -187,7 +187,7 @@ pub(crate) fn export(handle: u64, kind: u32) -> Done<i32> {
     Ok(fd.into_raw_fd())
 }
 
-/// What another process has exported. Returns a handle of one's own.
+/// An allocation that another process has exported. Returns a handle of one's own.
 pub(crate) fn import(fd: i32, kind: u32) -> Done<u64> {
     capture::forbid()?;
     if kind != DESCRIPTOR || fd < 0 {
@@ -200,14 +200,14 @@ pub(crate) fn import(fd: i32, kind: u32) -> Done<u64> {
     Ok(ALLOCATIONS.add(Arc::new(Allocation { physical, is_shared: true, uses: AtomicUsize::new(1) })) as u64)
 }
 
-/// Whose memory a terminal stands for.
+/// Owner of a terminal's memory.
 struct Named {
     pid: u32,
     fd: u32,
     nonce: u64,
 }
 
-/// What settings of terminals begin with that do.
+/// First bytes of settings of terminals that do.
 const MAGIC: [u8; 8] = *b"emuVMMv1";
 
 impl Named {

@@ -12,7 +12,7 @@ use crate::device::{self, Device};
 use crate::graph::Kind;
 use crate::registry::Registry;
 
-/// What is enqueued. Graphs do it again and again. An error ends the context.
+/// Enqueued work. Graphs do it again and again. An error ends the context.
 pub(crate) type Work = Arc<dyn Fn(&'static Device) -> Done + Send + Sync>;
 
 /// With so many entries in a stream the driver has callers wait.
@@ -213,7 +213,7 @@ impl Stream {
             state.ended += 1;
             drop(state);
             self.has_changed.notify_all();
-            // What it keeps may go with it.
+            // Memory that it keeps may go with it.
             drop(done);
             state = locked(&self.state);
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::code::*;
 use crate::entries::*;
 
-/// What an entry point writes, or what it returns.
+/// An entry point's output, or its result.
 fn made<T: Default>(call: impl FnOnce(*mut T) -> Code) -> Result<T, Code> {
     let mut value = T::default();
     match call(&mut value) {
@@ -170,7 +170,7 @@ fn graphs_are_launched_again_and_what_they_keep_goes_with_them() {
     assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 
-/// What a graph captured from a stream has in it: waits for `last`; waits until a word is 1, adds; and records `last` at its end.
+/// Nodes of a graph captured from a stream: waits for `last`; waits until a word is 1, adds; and records `last` at its end.
 fn chained(stream: usize, last: usize, word: u64, calls: &AtomicU64) -> usize {
     let at = std::ptr::from_ref(calls).cast_mut().cast::<c_void>();
     let (mut status, mut graph, mut tail, mut length) = (0, 0, 0, 0);
@@ -261,7 +261,7 @@ fn a_captured_stream_comes_behind_nodes_of_another() {
     }
 }
 
-/// What comes next would run beside it: the driver takes that, and tests do not.
+/// The next node would run beside it: the driver takes that, and tests do not.
 #[test]
 fn a_capture_that_goes_on_without_what_it_was_told_before_has_no_graph() {
     enter(0);
@@ -352,7 +352,7 @@ fn memory_elsewhere() -> Result<(), Code> {
     std::thread::spawn(allocate).join().unwrap_or(Err(OPERATING_SYSTEM))
 }
 
-/// What an allocation was made as.
+/// The properties of an allocation.
 fn properties_of(handle: u64) -> crate::segments::Properties {
     let mut properties = crate::segments::Properties::of_device(0, false);
     // SAFETY: as above.
@@ -413,7 +413,7 @@ fn segments_are_mapped_where_addresses_were_reserved() {
     }
 }
 
-/// What the test's process is told that shows its memory.
+/// Variable of the test's process that shows its memory.
 const SHOWS: &str = "MCCS_EMULATED_SHOWS";
 
 fn shows_its_memory() {

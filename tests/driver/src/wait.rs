@@ -24,7 +24,7 @@ impl Patience {
         Patience { looks: 0, pause: PAUSE }
     }
 
-    /// What was waited for has come.
+    /// The awaited event has come.
     pub(crate) fn reset(&mut self) {
         *self = Self::new();
     }

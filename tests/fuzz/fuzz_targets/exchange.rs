@@ -16,7 +16,7 @@ use mccs_exchange::protocol::{
 };
 
 const INCARNATION: u64 = 1 << 40;
-/// Of the other hosts; each greeting is a new one.
+/// Incarnations of the other hosts; each greeting is a new one.
 const PEER_INCARNATIONS: u64 = 1000;
 const HOSTS: [&str; 3] = ["a", "b", "c"];
 
@@ -162,7 +162,7 @@ fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
 }
 
-/// What is known on the other side of a link.
+/// State of the other side of a link.
 #[derive(Default)]
 struct Peer {
     said: u64,

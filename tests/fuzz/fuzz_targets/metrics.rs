@@ -12,7 +12,7 @@ fuzz_target!(|data: &[u8]| {
         assert!(data.len() < HEAD_BYTES_MAX, "a head without an end is waited for");
         return;
     };
-    // What follows what was asked changes nothing, and every answer says how long it is.
+    // Bytes behind the request change nothing, and every answer says how long it is.
     assert_eq!(asked(data), Some(status), "after {end} bytes it was {status:?}");
     let text = String::from_utf8(answer(status, "x 1\n")).expect("text");
     let (head, body) = text.split_once("\r\n\r\n").expect("a head");

@@ -9,7 +9,7 @@ use mccs_ipc::port_channels::{CHANNELS_MAX, OFFSET_MAX, PUT_BYTES_MAX, PortChann
 use mccs_ipc::shm::Mapping;
 
 const SLOTS: u32 = 8;
-/// Where the FIFO is in a segment.
+/// Offset of the FIFO in a segment.
 const FIFO_BYTES: usize = 512;
 
 fuzz_target!(|data: &[u8]| {

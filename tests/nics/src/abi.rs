@@ -1,5 +1,5 @@
-//! Structures and constants of `verbs.h` for the emulated NICs: rdma-core's stable ABI. Of x86-64
-//! and AArch64, as a library that is loaded in libibverbs' place hands them out.
+//! Structures and constants of `verbs.h` for the emulated NICs: rdma-core's stable ABI. Structures
+//! of x86-64 and AArch64, as a library that is loaded in libibverbs' place hands them out.
 //!
 //! The transport has declarations of its own, of what it reads (`rdma/verbs/sys.rs`). These are not those: a wrong one there would
 //! be wrong here as well, and no test would see it.
@@ -250,7 +250,7 @@ pub(crate) struct SendWr {
     /// Big-endian, and handed on as it is.
     pub imm_data: u32,
     pub remote_addr: u64,
-    /// Of writes and reads in the first word; atomic operations have two operands first.
+    /// Key of writes and reads in the first word; atomic operations have two operands first.
     pub rkey_or_compare_add: u64,
     pub swap: u64,
     pub atomic_rkey: u32,

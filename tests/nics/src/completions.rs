@@ -26,7 +26,7 @@ impl<T> Events<T> {
         Ok(Events { queue: Mutex::default(), reader, writer })
     }
 
-    /// What programs wait at, and may have not block.
+    /// Descriptor that programs wait at, and may have not block.
     pub(crate) fn fd(&self) -> c_int {
         self.reader.as_raw_fd()
     }

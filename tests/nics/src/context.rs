@@ -28,14 +28,14 @@ const SHORT_NS: u64 = 5_000;
 /// A thread that waits for copies looks so often, when it has looked on for long enough.
 const COPIES_NS: u64 = 20_000;
 
-/// What an open device has.
+/// State of an open device.
 #[derive(Debug)]
 pub(crate) struct Nic {
     pub folder: PathBuf,
     pub listed: Listed,
     pub port: Port,
     pub bell: Bell,
-    /// Of the bell.
+    /// Number of the bell.
     pub bell_number: u32,
     pub copies: Mutex<Copies>,
     pub events: Events<AsyncEvent>,

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::bell::Bell;
 use crate::files::{Listed, Port, read_list};
 
-/// What happens to a device.
+/// A fault of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The port goes down: packets to and from it are lost.
@@ -39,11 +39,11 @@ pub struct Carried {
     pub out_bytes: u64,
     /// Taken.
     pub in_bytes: u64,
-    /// Of those sent, what was read from memory of GPUs, but for answers to peers' reads.
+    /// Bytes among those sent that were read from memory of GPUs, but for answers to peers' reads.
     pub out_gpu_bytes: u64,
-    /// Of those taken, what was written to memory of GPUs.
+    /// Bytes among those taken that were written to memory of GPUs.
     pub in_gpu_bytes: u64,
-    /// Of those sent, what has gone by slots on GPUs.
+    /// Bytes among those sent that have gone by slots on GPUs.
     pub twin_bytes: u64,
 }
 
@@ -77,7 +77,7 @@ pub fn make(folder: &Path, host: &str, device: &str, fault: Fault) -> io::Result
     Bell::ring_all(folder, listed.gid())
 }
 
-/// What a device has carried.
+/// Counters of a device.
 ///
 /// # Errors
 /// There is no such device, or its page cannot be opened.

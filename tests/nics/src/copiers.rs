@@ -13,7 +13,7 @@ use crate::gpu::Pending;
 
 /// Shorter copies are done at once: handing one over takes a microsecond.
 const LONG_BYTES: usize = 64 << 10;
-/// Of a piece: some 10 us.
+/// Bytes of a piece: some 10 us.
 const PIECE_BYTES: usize = 128 << 10;
 /// A copier that has found nothing for so long sleeps: it is woken as fast as a copy takes.
 const LOOKS_ON: Duration = Duration::from_micros(20);

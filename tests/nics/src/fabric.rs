@@ -31,7 +31,7 @@ pub struct Fabric {
     pub first_port: u16,
     /// Ports that name the same spine.
     pub ports: u16,
-    /// Of the switches' hash.
+    /// Seed of the switches' hash.
     pub seed: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct LinkCarried {
     pub down_bytes: u64,
 }
 
-/// What packets of a queue pair pass through.
+/// Links that packets of a queue pair pass through.
 #[derive(Debug)]
 pub(crate) struct Route {
     links: Mapping,
@@ -89,7 +89,7 @@ impl Fabric {
         self.links(folder).map(drop)
     }
 
-    /// Of a folder, if it has one.
+    /// The fabric of a folder, if it has one.
     pub(crate) fn read(folder: &Path) -> io::Result<Option<Fabric>> {
         let text = match std::fs::read_to_string(Fabric::file(folder)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -139,7 +139,7 @@ impl Fabric {
 }
 
 impl Route {
-    /// Of a queue pair's packets; none where no link is on their way.
+    /// The route of a queue pair's packets; none if no link is on their way.
     ///
     /// # Errors
     /// The folder's files say nothing of the devices.
@@ -183,7 +183,7 @@ pub(crate) fn source_port(flow_label: u32, own: u32, peer: u32) -> u16 {
     ((label & 0x3fff) ^ ((label & 0xfc000) >> 14) | SOURCE_PORT_MIN) as u16
 }
 
-/// What a folder's links have carried.
+/// Counters of a folder's links.
 ///
 /// # Errors
 /// It has no fabric.

@@ -26,7 +26,7 @@ pub struct RingShape {
     pub on_gpus: bool,
 }
 
-/// What is behind the numbers of a shape with slots on GPUs.
+/// Mark behind the numbers of a shape with slots on GPUs.
 const ON_GPUS: &str = "gpus";
 
 impl Default for RingShape {
@@ -55,7 +55,7 @@ impl RingShape {
         self.data_at() + self.data_bytes()
     }
 
-    /// Of a folder.
+    /// The shape of a folder.
     pub(crate) fn read(folder: &Path) -> io::Result<RingShape> {
         let text = match std::fs::read_to_string(folder.join("ring")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RingShape::default()),
@@ -102,7 +102,7 @@ pub struct Listed {
     pub is_infiniband: bool,
 }
 
-/// What is behind the numbers of an InfiniBand device's line.
+/// Mark behind the numbers of an InfiniBand device's line.
 const INFINIBAND: &str = "infiniband";
 
 impl Listed {
@@ -253,7 +253,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Of a device's GID; made at first use.
+    /// The file of a device's GID; made at first use.
     pub(crate) fn open(folder: &Path, device: &Listed) -> io::Result<Port> {
         let path = folder.join(format!("port-{}", hex(device.gid())));
         let port = Port { mapping: Mapping::open(&path, size_of::<PortWords>(), true)? };
@@ -264,7 +264,7 @@ impl Port {
         Ok(port)
     }
 
-    /// Of a peer's, which is there.
+    /// The file of a peer's, which is there.
     pub(crate) fn open_peer(folder: &Path, gid: [u8; 16]) -> io::Result<Port> {
         let path = folder.join(format!("port-{}", hex(gid)));
         Ok(Port { mapping: Mapping::open(&path, size_of::<PortWords>(), false)? })
@@ -276,20 +276,20 @@ impl Port {
     }
 }
 
-/// What a slot carries.
+/// Head of a slot.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Head {
     pub psn: u64,
     pub remote: u64,
     pub deliver_at_ns: u64,
-    /// Of atomic operations.
+    /// Operands of atomic operations.
     pub operands: [u64; 2],
     pub opcode: u32,
     pub bytes: u32,
     pub rkey: u32,
     pub imm: u32,
-    /// Where the data belong in their message.
+    /// Offset of the data in their message.
     pub offset: u32,
     /// Bytes of the whole message.
     pub total: u32,
@@ -369,12 +369,12 @@ impl Ring {
         (index % u64::from(self.shape.slots)) as usize
     }
 
-    /// Where the head of slot `index` lies, for whoever has the slot.
+    /// Head of slot `index`, for whoever has the slot.
     pub(crate) fn head(&self, index: u64) -> *mut Head {
         self.mapping.at(HEADS_AT + self.place(index) * size_of::<Head>())
     }
 
-    /// Where its data lie: `slot_bytes`.
+    /// Address of its data: `slot_bytes`.
     pub(crate) fn data(&self, index: u64) -> *mut u8 {
         self.mapping.at(self.shape.data_at() + self.place(index) * self.shape.slot_bytes as usize)
     }
@@ -412,7 +412,7 @@ impl Ring {
         Some(self.twin.get()?.as_ref()?.twin)
     }
 
-    /// Where the data of slot `index` lie in a twin.
+    /// Place of the data of slot `index` in a twin.
     pub(crate) fn in_twin(&self, twin: Twin, index: u64) -> Twin {
         Twin { address: twin.address + self.place(index) as u64 * u64::from(self.shape.slot_bytes), ..twin }
     }

@@ -301,7 +301,7 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Of memory that stays as long as this.
+    /// A lease of memory that stays as long as this.
     pub(crate) fn new(gpu: Gpu, memory: *mut u8, bytes: usize) -> Pinned {
         let register = || {
             let _current = Current::new(gpu.0.driver, gpu.0.handle)?;
@@ -388,11 +388,11 @@ impl Pending {
 /// Which of a GPU's streams copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Lane {
-    /// Whose memory it is.
+    /// The memory's owner.
     pub(crate) gpu: Gpu,
-    /// Where bytes go.
+    /// Direction of bytes.
     pub(crate) way: Way,
-    /// Of the streams of this GPU and way, counted round.
+    /// Number among the streams of this GPU and way, counted round.
     pub(crate) number: u32,
 }
 

@@ -16,15 +16,15 @@ use crate::twins::Twin;
 pub(crate) struct Region {
     /// By which address work requests name its first byte.
     pub iova: u64,
-    /// Where that byte is.
+    /// Address of that byte.
     pub base: u64,
     pub bytes: u64,
     pub access: u32,
-    /// Whose memory it is; `None`: the host's.
+    /// The memory's owner; `None`: the host's.
     pub gpu: Option<Gpu>,
 }
 
-/// Where bytes of a region are.
+/// Place of bytes of a region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub address: u64,
@@ -37,10 +37,10 @@ pub(crate) struct Place {
 pub(crate) struct Slot<'a> {
     pub ring: &'a Ring,
     pub data: *mut u8,
-    /// Where the data are instead, on a GPU.
+    /// Place of the data on a GPU instead.
     pub twin: Option<Twin>,
     pub copies: &'a Mutex<Copies>,
-    /// Of the queue pair.
+    /// Number of the queue pair.
     number: u32,
     index: u64,
     pub pending: Pending,
@@ -129,7 +129,7 @@ impl Regions {
         self.regions.remove(&key);
     }
 
-    /// Where `bytes` from `iova` on are, if the key allows `access` there.
+    /// Place of `bytes` from `iova` on, if the key allows `access` there.
     pub(crate) fn place(&self, key: u32, iova: u64, bytes: u64, access: u32) -> Result<Place, Denied> {
         let region = self.regions.get(&key).ok_or(Denied)?;
         let offset = iova.checked_sub(region.iova).ok_or(Denied)?;

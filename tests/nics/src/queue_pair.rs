@@ -1,6 +1,6 @@
 //! Emulated reliable connection: numbered packets, acknowledgements, retransmission, RNR and retry
-//! errors. The peer takes packets out of its ring in order. What is not acknowledged in time is
-//! sent again from there on.
+//! errors. The peer takes packets out of its ring in order. A packet that is not acknowledged in
+//! time is sent again from there on.
 //!
 //! Memory of GPUs is copied later than the host's: a packet is put into the ring, or taken out of it, when its copies are done, and
 //! those before it. A completion says that the copies have ended.
@@ -29,7 +29,7 @@ use crate::gpu::{Copies, Gpu, IpcHandle, Pending};
 use crate::memory::Regions;
 use crate::twins::Twin;
 
-/// Of slots: the answer to a read or an atomic operation.
+/// Mark of slots: the answer to a read or an atomic operation.
 const ANSWER: u32 = 1 << 16;
 /// The port's queue of what is paid for, but not gone, at most.
 const AHEAD_NS: u64 = 200_000;
@@ -59,7 +59,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Of `bytes` in all parts.
+    /// A request of `bytes` in all parts.
     pub(crate) fn new(wr_id: u64, opcode: u32, parts: Vec<Sge>, bytes: u32) -> Self {
         Request {
             wr_id,
@@ -101,7 +101,7 @@ pub(crate) struct Receive {
     pub parts: Vec<Sge>,
 }
 
-/// What an answer carries.
+/// Content of an answer.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     /// Memory that a key names, which is asked for each packet: the region may be gone by then.
@@ -140,9 +140,9 @@ pub(crate) struct Peer {
     pub ring: Ring,
     pub port: Port,
     pub bell: Bell,
-    /// What is on the way to it.
+    /// Links on the way to it.
     pub route: Option<Route>,
-    /// Of its slots, once it is mapped.
+    /// Twin of its slots, once it is mapped.
     pub twin: Option<Twin>,
 }
 
@@ -154,11 +154,11 @@ pub(crate) struct Timers {
     pub retries: u32,
     /// 7: without end.
     pub rnr_retries: u32,
-    /// What this side tells its peer to wait.
+    /// Time that this side tells its peer to wait.
     pub rnr_ns: u64,
 }
 
-/// What its context lends a queue pair for a step.
+/// Parts that its context lends a queue pair for a step.
 pub(crate) struct Lent<'a> {
     pub regions: &'a Regions,
     pub copies: &'a Mutex<Copies>,
@@ -198,7 +198,7 @@ pub(crate) struct QueuePair {
     answers: VecDeque<Answer>,
     filling: VecDeque<Filling>,
     arriving: VecDeque<Arriving>,
-    /// What the last atomic operations of the peer have found, by number: an answer can be lost.
+    /// Results of the peer's last atomic operations, by number: an answer can be lost.
     found: VecDeque<(u64, u64)>,
 }
 

@@ -1,6 +1,7 @@
-//! Who serves an emulated queue pair: the program that posts or polls, or the device's thread.
+//! The server of an emulated queue pair: the program that posts or polls, or the device's thread.
 //!
-//! Whether there is something to do is known without the lock. Who finds the lock taken waits for nobody, and looks again soon.
+//! Whether there is something to do is known without the lock. A server that finds the lock taken waits for nobody, and looks
+//! again soon.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -49,7 +50,7 @@ impl Served {
         maps.load(Ordering::Relaxed) != 0 && maps.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// What has come until now is seen by the step that follows.
+    /// Packets until now are seen by the step that follows.
     pub(crate) fn note_seen(&self) {
         self.seen.store(self.ring.words().rung.load(Ordering::SeqCst), Ordering::Relaxed);
     }
@@ -58,7 +59,7 @@ impl Served {
         self.next_ns.load(Ordering::Relaxed)
     }
 
-    /// What a step has found.
+    /// Notes the result of a step.
     pub(crate) fn note(&self, next_ns: u64, moved: u64) {
         self.next_ns.store(next_ns, Ordering::Relaxed);
         self.moved.store(moved, Ordering::Relaxed);
@@ -81,7 +82,7 @@ impl Served {
         }
     }
 
-    /// Where its completion queues are in the bell's page.
+    /// Places of its completion queues in the bell's page.
     pub(crate) fn places(&self) -> &[std::sync::atomic::AtomicU32; 2] {
         &self.ring.words().places
     }

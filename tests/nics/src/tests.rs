@@ -31,7 +31,7 @@ struct Side {
     memory: Vec<u64>,
     mr: *mut Mr,
     listed: Listed,
-    /// Of the packets that it sends.
+    /// Flow label of the packets that it sends.
     flow_label: u32,
 }
 
@@ -150,7 +150,7 @@ impl Side {
         unsafe { crate::entries::tested::nic_of(self.context).regions().remove((*self.mr).rkey) };
     }
 
-    /// Where a word is, for the peer.
+    /// Address of a word, for the peer.
     fn remote(&self, word: usize) -> Option<(u64, u32)> {
         // SAFETY: it lives as long as this.
         Some((self.part(word, 8).addr, unsafe { (*self.mr).rkey }))

@@ -24,7 +24,7 @@ const RESTS: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Twin {
     pub gpu: Gpu,
-    /// Of its first byte.
+    /// Address of its first byte.
     pub address: u64,
 }
 

@@ -2,7 +2,7 @@
 
 use super::Decide;
 
-/// What a sequence does most. All do everything that their weights name.
+/// Preferred acts of a sequence. All do everything that their weights name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Everything, with many mistakes: sessions do not last.
@@ -19,7 +19,7 @@ pub(super) enum Kind {
     Churn,
 }
 
-/// What an attacker does in a step.
+/// Act of an attacker in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Connect,

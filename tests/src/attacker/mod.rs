@@ -25,7 +25,7 @@ const SESSIONS_MAX: usize = 6;
 /// Decides: a number below the one that is named, which is at least 1.
 type Decide<'a> = dyn FnMut(u64) -> u64 + 'a;
 
-/// Where an attacker is, and what it knows.
+/// Surroundings of an attacker, as it knows them.
 #[derive(Debug, Clone)]
 pub struct Surroundings {
     /// Its tenant's socket.
@@ -34,7 +34,7 @@ pub struct Surroundings {
     pub gpus: Vec<GpuUuid>,
 }
 
-/// An attacker. What it holds goes with it.
+/// An attacker. Its holdings go with it.
 struct Attacker<'a> {
     surroundings: &'a Surroundings,
     kind: Kind,

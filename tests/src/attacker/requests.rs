@@ -66,7 +66,7 @@ request_kinds! {
     PortChannel,
 }
 
-/// What sequences about communicators ask for.
+/// Requests of sequences about communicators.
 const OF_COMMUNICATORS: [RequestKind; 15] = [
     RequestKind::InitRank,
     RequestKind::InitRank,
@@ -86,7 +86,7 @@ const OF_COMMUNICATORS: [RequestKind; 15] = [
 ];
 
 impl RequestKind {
-    /// Whether a service without GPUs refuses it, whatever its arguments are. Of services without NICs nobody gets a twin.
+    /// Whether a service without GPUs refuses it, whatever its arguments are. Services without NICs give nobody a twin.
     #[must_use]
     pub fn needs_gpus(self) -> bool {
         use RequestKind as R;
@@ -221,7 +221,7 @@ impl Session {
         (request, fds)
     }
 
-    /// What it asks of port channels, with what it may have been given for them.
+    /// A request to port channels, with values that it may have been given for them.
     fn port_channel(&self, decide: &mut Decide<'_>) -> PortChannelRequest {
         let memory = |decide: &mut Decide<'_>| Handle { index: decide(3) as u32, generation: 1 + decide(2) as u32 };
         match decide(10) {
@@ -255,7 +255,7 @@ impl Session {
         let root_address = if decide(16) == 0 { "h".to_owned() } else { String::new() };
         let whole = self.comm(decide);
         let role = match decide(10) {
-            // Of nothing there is no part.
+            // Without a communicator there is no part.
             _ if self.comms.is_empty() && !self.kind.errs(decide) => Role::Whole,
             0 => Role::Graphs { whole },
             1 => Role::CopyEngines { whole },
@@ -276,7 +276,7 @@ impl Session {
         } else {
             JoinOptions::default()
         };
-        // Where there are GPUs most ranks are on one.
+        // If there are GPUs most ranks are on one.
         let gpu = (decide(8) < if gpus.is_empty() { 1 } else { 6 }).then(|| gpu(gpus, decide));
         Request::InitRank { id, rank, nranks, gpu, root_address, role, options }
     }

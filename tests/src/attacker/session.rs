@@ -107,7 +107,7 @@ impl Session {
         let _ = self.socket.send(&RequestEnvelope { id: self.asked.len() as u64, request }, &fds);
     }
 
-    /// What it needs before it can make a call, unless it is to make one all the same.
+    /// Handles that it needs before it can make a call, unless it is to make one all the same.
     pub(super) fn missing(&self, decide: &mut Decide<'_>) -> Option<RequestKind> {
         let missing = [
             (self.streams.is_empty(), RequestKind::CreateStream),
@@ -123,12 +123,12 @@ impl Session {
     pub(super) fn take_answers(&mut self, waits: bool, tally: &mut Tally, decide: &mut Decide<'_>) -> bool {
         for stream in &mut self.streams {
             let word = StreamWord::at(&self.segment, self.layout.words_offset, stream.handle.index);
-            // What it has scribbled there is no end of a call.
+            // A word that it has scribbled there is no end of a call.
             let ended = word.map_or(0, StreamWord::load).min(stream.next_ticket - 1);
             tally.count_many("calls ended", ended.saturating_sub(stream.ended));
             stream.ended = stream.ended.max(ended);
         }
-        // Of a ring that it has scribbled to nothing comes.
+        // A ring that it has scribbled to brings nothing.
         while let Ok(Some(completion)) = self.completions.try_pop() {
             tally.count_error("calls failed", ErrorClass::from_wire(completion.class), &completion.message());
         }

@@ -9,7 +9,7 @@ const KINDS_MAX: usize = 1000;
 /// Characters of a message that count.
 const MESSAGE_CHARS: usize = 80;
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It was sent.
@@ -77,7 +77,7 @@ impl Tally {
         serde_json::to_string(&self.0).expect("invariant: a map of numbers has a form in JSON")
     }
 
-    /// What [`Tally::to_json`] has made.
+    /// Reads the text of [`Tally::to_json`].
     ///
     /// # Errors
     /// It is something else.

@@ -17,7 +17,7 @@ pub(super) struct Begun {
     epoch: u64,
 }
 
-/// What a host's proxy engine records.
+/// Records of a host's proxy engine.
 pub(super) struct EngineRecords {
     reader: RecordReader,
     next: u64,
@@ -39,7 +39,7 @@ impl EngineRecords {
         EngineRecords { reader, next: 0, comms: BTreeMap::new(), changes: None }
     }
 
-    /// What has begun since it was last looked at.
+    /// Operations that have begun since it was last looked at.
     pub(super) fn begun(&mut self, registry: &Registry) -> Vec<Begun> {
         let changes = Some(registry.comm_changes());
         if self.changes != changes {

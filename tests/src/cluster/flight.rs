@@ -14,10 +14,10 @@ use super::script::Transfer;
 
 /// Bytes around every buffer that nobody may write.
 const MARGIN_BYTES: usize = 64;
-/// What memory is filled with whose operations have ended: nobody may read or write it any more.
+/// Bytes that fill memory whose operations have ended: nobody may read or write it any more.
 const ENDED: u64 = u64::from_ne_bytes([0x5a; 8]);
 
-/// Whose operation it is.
+/// Caller of an operation.
 pub(super) struct Caller<'a> {
     pub(super) session: &'a Arc<Session>,
     pub(super) comm: Handle,
@@ -42,7 +42,7 @@ pub(super) struct Flight {
     call: Call,
     /// In the order of the calls.
     actions: Vec<(Action, Span, Span)>,
-    /// What the result is, and where; the spans of all calls.
+    /// Spans of the result; of all calls.
     outputs: Vec<Span>,
     spans: Vec<Span>,
     /// Whether nobody may write to `spans` but to `outputs`.

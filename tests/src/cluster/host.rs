@@ -27,18 +27,18 @@ use rand::seq::SliceRandom;
 use super::epochs::{Begun, EngineRecords};
 use super::{Options, TIMEOUT, TIMES};
 
-/// What flows can go over. Both are in memory here; flows of the one are none of the other.
+/// Transports that flows can go over. Both are in memory here; flows of the one are none of the other.
 pub(super) const TRANSPORTS: [TransportKind; 2] = [TransportKind::Tcp, TransportKind::Rdma];
 
 /// A host that lives.
 pub struct SimHost {
-    /// Of this life.
+    /// Incarnation of this life.
     pub incarnation: u64,
     pub(super) proxy: Sender<ProxyMessage>,
     pub(super) exchange: Exchange,
     pub(super) registry: Arc<Registry>,
     pub(super) tenant: Arc<Tenant>,
-    /// Of all transport engines that were, for the network.
+    /// Network names of all transport engines that were.
     pub(super) memory_hosts: Vec<HostId>,
     engine: ProxyEngine,
     records: EngineRecords,
@@ -54,7 +54,7 @@ pub struct SimHost {
     /// Time between polls; for ever so small, if zero.
     pub(super) poll_every: Duration,
     requests: Mailbox<Request>,
-    /// What the proxy engine's mailbox had no room for.
+    /// Events for which the proxy engine's mailbox had no room.
     untold: VecDeque<Event>,
 }
 
@@ -249,7 +249,7 @@ impl SimHost {
         self.records.begun(&self.registry)
     }
 
-    /// What is held although nobody uses it.
+    /// Entries that are held although nobody uses them.
     pub(super) fn leaks(&self) -> Vec<String> {
         let mut leaks = Vec::new();
         let mut look = |what: &str, count: u64| {

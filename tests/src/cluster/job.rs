@@ -93,7 +93,7 @@ enum State {
     Ended(RankEnd),
 }
 
-/// What a session is to a rank.
+/// A rank's session.
 struct Connected {
     session: Arc<Session>,
     replies: Mailbox<ProxyReply>,
@@ -101,7 +101,7 @@ struct Connected {
     incarnation: u64,
 }
 
-/// What a rank sees of the world.
+/// A rank's view of the world.
 pub(super) struct Sight<'a> {
     pub(super) hosts: &'a [Option<SimHost>],
     pub(super) now: Instant,
@@ -184,7 +184,7 @@ impl SimRank {
         )
     }
 
-    /// What is wrong with memory that nobody should have touched.
+    /// The damage to memory that nobody should have touched.
     pub(super) fn check_memory(&self) -> Result<(), String> {
         self.ended.iter().try_for_each(Flight::check_ended)?;
         self.flying.iter().flatten().try_for_each(Flight::check_margins)
@@ -303,7 +303,7 @@ impl SimRank {
         Ok(None)
     }
 
-    /// What the service tells of the communicator of now; of earlier ones the rank has left nothing counts.
+    /// The service's news of the present communicator; of earlier ones the rank has left nothing counts.
     fn told(&mut self) -> Result<Option<RankEnd>, String> {
         let own = self.tenant_comm();
         let Some(connected) = &mut self.connected else { return Ok(None) };
@@ -390,7 +390,7 @@ impl SimRank {
             let others = self.unsent.len().saturating_sub(1);
             self.unsent.iter_mut().take(others).for_each(|operation| operation.group_continues = true);
         }
-        // What starts together ends together.
+        // Operations that start together end together.
         flights.iter_mut().for_each(|flight| flight.ticket = *last_ticket);
         self.unsent.iter().for_each(|_| connected.session.begin_operation());
         if !flights.is_empty() {

@@ -52,7 +52,7 @@ const TOLD_AGAIN: Duration = Duration::from_micros(500);
 /// After this everything has ended that can.
 pub const ALL_OVER: Duration = Duration::from_secs(90);
 
-/// What a cluster is made of.
+/// Parameters of a cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Decides everything else.
@@ -65,7 +65,7 @@ pub struct Options {
     pub latency: Duration,
     /// Bytes that a flow moves a poll.
     pub step_bytes: u64,
-    /// Who chooses algorithms.
+    /// Choice of algorithms.
     pub choice: AlgorithmChoice,
     /// Channels of a communicator.
     pub channels: u32,
@@ -143,7 +143,7 @@ pub struct Cluster {
     operator: Operator,
     epochs: Epochs,
     trace: DefaultHasher,
-    /// What was found wrong.
+    /// Faults that were found.
     pub faults: Vec<String>,
 }
 

@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 
 use super::flight::Flight;
 
-/// What goes wrong by the job's own doing, in its last communicator. All ranks have to fail, and to be told why.
+/// Trouble by the job's own doing, in its last communicator. All ranks have to fail, and to be told why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
     /// Nothing does.
@@ -29,7 +29,7 @@ pub enum Trouble {
     Abort(u32),
 }
 
-/// What is to run.
+/// Work of a job.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// By rank, its host.
@@ -76,7 +76,7 @@ pub(super) enum Unit {
     Trouble,
 }
 
-/// What a job does with one communicator.
+/// A job's use of one communicator.
 pub(super) struct Phase {
     pub(super) id: UniqueId,
     pub(super) units: Vec<Unit>,
@@ -154,7 +154,7 @@ impl Job {
 }
 
 impl Trouble {
-    /// What a rank calls; `None` for nothing.
+    /// A rank's call; `None` for nothing.
     fn call(self, rank: u32, nranks: u32) -> Option<Call> {
         let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::I32, RedOp::Sum);
         let good = Call { kind, dtype, redop, root: 0, count: 77, nranks, seed: 1 };
@@ -168,7 +168,7 @@ impl Trouble {
 }
 
 impl Unit {
-    /// What a rank has to call; `None` if the rank goes wrong by calling nothing.
+    /// Calls of a rank; `None` if the rank goes wrong by calling nothing.
     pub(super) fn flights(&self, rank: u32, nranks: u32, trouble: Trouble, rng: &mut StdRng) -> Option<Vec<Flight>> {
         let flights = match self {
             Unit::Collective(call) => vec![Flight::collective(*call, rank, rng.random_bool(0.3))],

@@ -5,7 +5,7 @@ use mccs_ipc::types::ErrorClass;
 use super::job::RankEnd;
 use super::script::{Job, Trouble};
 
-/// What is wrong with how an undisturbed job has ended, by rank.
+/// The fault in how an undisturbed job has ended, by rank.
 pub(super) fn judge(job: &Job, ends: &[RankEnd]) -> Result<(), String> {
     let mut messages = Vec::new();
     for (rank, end) in ends.iter().enumerate() {

@@ -21,7 +21,7 @@ pub struct Job {
     pub placement: Vec<HostIndex>,
     /// Whether nothing may keep it from completing.
     pub must_complete: bool,
-    /// What each rank tells the others is shorter than this.
+    /// Bytes of each rank's message to the others, at most.
     pub payload_bytes: usize,
 }
 
@@ -35,7 +35,7 @@ impl Job {
         Job { key: CommKey { tenant, id: UniqueId(id) }, placement, must_complete: false, payload_bytes: 101 }
     }
 
-    /// What a rank tells the others.
+    /// A rank's message to the others.
     #[must_use]
     pub fn payload(&self, rank: u32) -> Payload {
         let bytes = (rank as usize * 37 + usize::from(self.key.id.0[0])) % (self.payload_bytes - 4);
@@ -76,7 +76,7 @@ pub enum State {
 #[derive(Debug, Default)]
 struct Change {
     prepares: BTreeSet<HostIndex>,
-    /// What each host that has reported may launch before it knows the decision.
+    /// Operations that each host that has reported may launch before it knows the decision.
     limits: BTreeMap<HostIndex, u64>,
     decisions: BTreeMap<HostIndex, Decision>,
 }

@@ -46,7 +46,7 @@ impl World {
         self.ask_at(at, host, request);
     }
 
-    /// What is asked counts from when it is: until then other things may happen.
+    /// A request counts from when it is made: until then other things may happen.
     pub(super) fn note_request(&mut self, host: HostIndex, request: &Request) {
         match request {
             Request::Fail { comm, failure } if self.ledger.goes_on(comm, host) => {
@@ -137,7 +137,7 @@ impl World {
         match event {
             Event::Failed { comm, failure } => {
                 self.ledger.check_blame(job, &self.jobs[job], &self.names, &failure);
-                // Who has left may still be told.
+                // A rank that has left may still be told.
                 if !self.ledger.in_state(job, host, State::Over).contains(&comm) {
                     self.ledger.failed(job, host, &comm, failure);
                 }

@@ -12,13 +12,13 @@ use super::world::World;
 /// Parts of what is told.
 const PARTS: u64 = 3;
 
-/// What was told and heard.
+/// Messages that were told and heard.
 #[derive(Debug, Default)]
 pub(super) struct Talks {
     begun: u64,
     /// By host and whom it hears: what it has heard last, and which part of it.
     heard: BTreeMap<(HostIndex, Name), (u64, u64)>,
-    /// Whose first part was heard.
+    /// Messages whose first part was heard.
     known: BTreeSet<u64>,
 }
 

@@ -158,7 +158,7 @@ impl World {
         self.exchange(host).is_up(&self.names[other])
     }
 
-    /// What all hosts have sent.
+    /// Counters of all hosts.
     #[must_use]
     pub fn counters(&self) -> Vec<Counters> {
         self.hosts.iter().filter_map(|host| host.exchange.as_ref().map(Exchange::counters)).collect()
@@ -263,7 +263,7 @@ impl World {
         self.now = end;
     }
 
-    /// Who is to be concerned, if that is one host.
+    /// Host that is concerned, if that is one.
     fn host_of(&self, happening: &Happening) -> Option<HostIndex> {
         match happening {
             Happening::Accept { connection, end }
@@ -341,7 +341,7 @@ impl World {
         }
         let alive = |host: HostIndex| self.hosts[host].exchange.is_some();
         if self.network.is_cut(low, high) || !alive(low) || !alive(high) {
-            // Who is alive tries again; a restart tries anyway.
+            // A living host tries again; a restart tries anyway.
             if alive(low) && alive(high) {
                 self.connect_soon(low, high);
             }
@@ -499,7 +499,7 @@ impl World {
                 problems.push(format!("host {host} holds {held:?} after all is over"));
             }
         }
-        // What was said is heard once, unless somebody forgot or died.
+        // Every message is heard once, unless somebody forgot or died.
         let (said, heard) = self.counters().iter().fold((0, 0), |(s, h), c| (s + c.messages, h + c.received));
         if !self.has_lost && said != heard {
             problems.push(format!("{said} messages were sent and {heard} received"));

@@ -22,7 +22,7 @@ const LINE_CHARS: usize = 100;
 /// Most words of a hint.
 const HINT_WORDS: usize = 6;
 
-/// What stands in parentheses behind a name of the module map, by folder and name; a folder's own has no name.
+/// Words in parentheses behind a name of the module map, by folder and name; a folder's own has no name.
 type Hints = BTreeMap<(String, String), String>;
 
 const BEGINNING: &str = "# Files

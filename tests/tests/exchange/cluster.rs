@@ -88,7 +88,7 @@ fn a_host_that_stays_away_is_given_up() {
         .until(|fixture| fixture.hosts[0].has(|event| matches!(event, Event::Failed { comm: of, .. } if *of == comm)));
 }
 
-/// What a host has said in time is in time, however late this one gets to read it.
+/// A host's message in time is in time, however late this one gets to read it.
 #[test]
 fn an_engine_that_did_not_run_blames_nobody_for_its_own_pause() {
     let mut fixture = Fixture::running(2);

@@ -37,7 +37,7 @@ fn data(seq: u64, ack: u64, body: &[u8]) -> Vec<u8> {
     frame(&[b"D", &seq.to_le_bytes()[..], &ack.to_le_bytes()[..], body].concat())
 }
 
-/// What a host says on a link after its greeting.
+/// Frames of a host on a link after its greeting.
 fn frames(rng: &mut StdRng) -> Vec<Vec<u8>> {
     let mut said: Vec<Vec<u8>> = Vec::new();
     let mut next = 1;

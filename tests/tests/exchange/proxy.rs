@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::fixture::free_address;
 
-/// What the proxy does to bytes.
+/// The proxy's treatment of bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Harm {
     /// Each connection breaks after so many bytes one way.

@@ -1,4 +1,4 @@
-//! Who is not let in, and harms nobody: each test ends with a communicator among the others.
+//! Strangers that are not let in, and harm nobody: each test ends with a communicator among the others.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -41,7 +41,7 @@ fn say(mut stranger: impl Read + Write, bytes: &[u8]) -> bool {
     !heard.is_empty()
 }
 
-/// What a host says first, in a frame.
+/// First message of a host, in a frame.
 pub fn hello(own: &str) -> Vec<u8> {
     frame(&Hello { name: name(own), life: Life { incarnation: 1, generation: 0 }, known: None }.encode())
 }
@@ -248,7 +248,7 @@ fn who_stops_halfway_is_let_go() {
     assert_eq!(fixture.hosts[1].refused(), 2);
     let told =
         |fixture: &Fixture| fixture.hosts[1].info("a").last_error.is_some_and(|error| error.contains("did not prove"));
-    // What is told is the last error: a dial of the host's own may have failed meanwhile.
+    // The last error is told: a dial of the host's own may have failed meanwhile.
     while !told(&fixture) {
         let stranger = connect_as_first(&fixture);
         fixture.during(move || say(stranger, &[100, 0, 0, 0, b'H', b'm']));

@@ -30,7 +30,7 @@ const COUNT: u64 = 16 << 20;
 const ONE_EACH: [usize; 4] = [0, 1, 2, 3];
 const TWO_EACH: [usize; 8] = [0, 0, 1, 1, 2, 2, 3, 3];
 
-/// What ranks have done so far.
+/// Progress of ranks so far.
 #[derive(Default)]
 struct Timeline {
     begun: AtomicU64,
@@ -125,7 +125,7 @@ fn a_link_of_a_spine_that_dies_silently_delays_and_fails_nothing() {
     assert!(fixture.logs().contains("no answer over a path"), "{}", fixture.logs());
 }
 
-/// What the controller on the first host shows.
+/// The view of the controller on the first host.
 fn show(fixture: &Fixture) -> PolicyView {
     let request = ControlRequest::Controller { request: ControllerRequest::Show };
     match call(&fixture.dir.path().join("run0/mccs-control.sock"), &request).expect("an answer") {
@@ -244,7 +244,7 @@ fn the_controller_leaves_a_nic_that_is_pulled_and_returns_to_it() {
     is_shown(&fixture, |view| view.dead_links.is_empty());
 }
 
-/// What a host's service says of the only communicator there.
+/// Report of a host's service on the only communicator there.
 fn why_stuck(fixture: &Fixture, host: usize) -> StuckReport {
     let control = fixture.dir.path().join(format!("run{host}/mccs-control.sock"));
     let ControlAnswer::Communicators(comms) = call(&control, &ControlRequest::Communicators).expect("an answer") else {
@@ -272,7 +272,7 @@ fn a_flow_that_stalls_is_named() {
     let fixture = Fixture::racks_with("[paths]\nfirst_port = 7350\nports = 50\n").with_services(ways, "");
     let ranks = fixture.join(&ONE_EACH);
     let (timeline, stop) = (Timeline::default(), AtomicU64::new(0));
-    // What the ring sends from one rack to the other.
+    // The ring's flows from one rack to the other.
     let crosses = |culprit: &Culprit| [(Some(1), Some(2)), (Some(3), Some(0))].contains(&(culprit.rank, culprit.peer));
     let (asked, named, report) = std::thread::scope(|scope| {
         let stopping = Raise(&stop);

@@ -145,12 +145,12 @@ impl Fixture {
         service
     }
 
-    /// What a host's service has logged.
+    /// Log of a host's service.
     pub fn log(&self, host: usize) -> String {
         std::fs::read_to_string(self.dir.path().join(format!("log{host}"))).unwrap_or_default()
     }
 
-    /// What all services have logged.
+    /// Logs of all services.
     pub fn logs(&self) -> String {
         (0..HOSTS).map(|host| self.log(host)).collect()
     }

@@ -1,7 +1,6 @@
 //! Collectives across the hosts of an emulated fabric, and what becomes of them when links and services fail.
 //!
-//! Needs root, and all programs of the workspace built; `.ci/run` runs it in a lane of its own. Where something is missing it
-//! fails.
+//! Needs root, and all programs of the workspace built; `.ci/run` runs it in a lane of its own. A missing part makes it fail.
 
 mod dead_path;
 mod fixture;
@@ -120,7 +119,7 @@ fn a_link_that_is_down_for_good_is_an_error_that_names_the_host() {
     for count in [100, 1 << 18] {
         let messages = end(&mut fixture, count, |fixture| fixture.set_link(3, false));
         for (message, host) in messages.iter().zip(EIGHT) {
-            // Who is cut off cannot know that it is not all the others.
+            // A host that is cut off cannot know that it is not all the others.
             let names_other = (0..HOSTS).any(|other| other != host && message.contains(&format!("h{other}")));
             assert!(if host == 3 { names_other } else { message.contains("h3") }, "h{host}: {message}");
         }

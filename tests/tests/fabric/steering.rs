@@ -12,7 +12,7 @@ const TOPOLOGY: &str = "[rates]\nhost_leaf = \"1Gbit/s\"\nleaf_spine = \"1Gbit/s
      [[host]]\nname = \"h0\"\nleaf = \"leaf0\"\n[[host]]\nname = \"h1\"\nleaf = \"leaf0\"\n\
      [[host]]\nname = \"h2\"\nleaf = \"leaf1\"\n[[host]]\nname = \"h3\"\nleaf = \"leaf1\"\n";
 
-/// What the operator of h0 is told.
+/// The answer to the operator of h0.
 fn ask(fixture: &Fixture, topology: &Path) -> Output {
     watchdog();
     let mut command = Command::new("ip");

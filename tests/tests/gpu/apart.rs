@@ -112,7 +112,7 @@ fn gpus_that_do_not_reach_each_other_meet_in_pinned_memory() {
         comms.iter().filter(of).map(|comm| comm.totals().operations).collect::<Vec<_>>()
     };
     super::wait_until(|| {
-        // What kernels count is read when somebody asks.
+        // Counts of kernels are read when somebody asks.
         comms.iter().for_each(|comm| comm.ask());
         done(&|name| name == "pinned memory") == [SHORT_CALLS + REPLAYS]
     });

@@ -1,5 +1,5 @@
-//! Bad luck of GPUs and NICs of several hosts: what the job hears that it strikes, while another tenant's checked job goes on beside it. Where a
-//! whole host is struck, services are processes of their own.
+//! Bad luck of GPUs and NICs of several hosts: what the job hears that it strikes, while another tenant's checked job goes on beside it. If
+//! a whole host is struck, services are processes of their own.
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ struct Hosts {
     serving: Vec<Option<Serving>>,
     nics: EmulatedNics,
     settings: HostSettings,
-    /// Of the last host.
+    /// Folder of the last host.
     lost: tempfile::TempDir,
 }
 
@@ -65,7 +65,7 @@ impl Hosts {
         Serving::start("serves", &self.settings.texts[host], &environment)
     }
 
-    /// Of all processes of a host.
+    /// Environment of all processes of a host.
     fn environment(&self, host: usize) -> Vec<(&'static str, PathBuf)> {
         let is_last = host + 1 == self.settings.texts.len();
         if is_last { vec![(LOST, self.lost.path().into())] } else { Vec::new() }
@@ -155,7 +155,7 @@ impl Job {
         self.players.into_iter().for_each(|player| drop(player.ends_well()));
     }
 
-    /// What its processes say of its end: each rank why.
+    /// Messages of its processes at its end: each rank why.
     fn failures(self) -> Vec<Vec<String>> {
         let failed = |said: String| said.lines().filter(|line| line.contains(" failed: ")).map(String::from).collect();
         self.players.into_iter().map(|player| failed(player.ends_well())).collect()
@@ -270,7 +270,7 @@ fn a_gpu_that_breaks_on_one_host_is_named_and_who_does_not_use_it_goes_on() {
     hosts.end();
 }
 
-/// What its flows cannot leave by, and its NICs cannot read back by, is told on both hosts when it is down for too long.
+/// A NIC that its flows cannot leave by, and that cannot read back, is told on both hosts when it is down for too long.
 #[test]
 #[ignore = "needs two GPUs"]
 fn a_host_all_of_whose_ports_go_down_fails_its_calls_with_the_reason() {

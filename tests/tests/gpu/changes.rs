@@ -37,7 +37,7 @@ fn service() -> TestService {
     TestService::start(&TENANTS.replacen("[cuda]\n", "[cuda]\nslot = \"256KiB\"\n", 1))
 }
 
-/// What a test tells its processes: by a file beside their socket.
+/// A sign of a test to its processes: by a file beside their socket.
 pub fn sign(place: &Place, what: &str) -> PathBuf {
     place.socket.with_extension(what)
 }
@@ -215,7 +215,7 @@ fn reconfigure(service: &TestService, change: &StrategyChange) -> ControlAnswer 
     ask(&service.control_socket(), &request).expect("an answer")
 }
 
-/// What the communicator runs by, and under which number.
+/// The strategy of the communicator, and its number.
 fn in_force(service: &TestService) -> (u64, GpuStrategy) {
     match ask(&service.control_socket(), &ControlRequest::Communicators).expect("an answer") {
         ControlAnswer::Communicators(comms) => (comms[0].epoch, comms[0].on_gpus.expect("on GPUs")),
@@ -223,7 +223,7 @@ fn in_force(service: &TestService) -> (u64, GpuStrategy) {
     }
 }
 
-/// What its graphs run under, where that is another.
+/// Number of its graphs' strategy, if that is another.
 fn keeps(service: &TestService) -> Option<u64> {
     match ask(&service.control_socket(), &ControlRequest::Communicators).expect("an answer") {
         ControlAnswer::Communicators(comms) => comms[0].graphs_keep,

@@ -14,7 +14,7 @@ pub const ROLES: &[(&str, Role)] = &[("counts_kernels", counts_kernels), ("count
 
 type Calls = unsafe extern "C" fn(*mut u8, usize) -> usize;
 
-/// What the thread has called since it asked last, by the emulated driver.
+/// Calls of the thread since it asked last, by the emulated driver.
 fn calls_of_the_driver() -> anyhow::Result<String> {
     let mut text = vec![0; 1 << 14];
     // SAFETY: the driver is loaded already, and the function has this type; there is as much room.
@@ -77,7 +77,7 @@ fn counts_copy_engines(place: &Place) -> anyhow::Result<()> {
         let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
         calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, rank.comm.rank()))?;
         rank.together.wait();
-        // What a copy takes, or a launch of a kernel that combines.
+        // Cost of a copy, or of a launch of a kernel that combines.
         for ((call, at), expected) in calls.iter().zip(&at).zip([15, 16, 16]) {
             for (where_from, second) in [("in one stream", &plain), ("behind another stream", &other)] {
                 let what = format!("{} by copy engines, {where_from}", call.kind);

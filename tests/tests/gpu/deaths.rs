@@ -26,17 +26,17 @@ pub const ROLES: &[(&str, Role)] = &[
 
 /// The configuration of a service in a process of its own.
 pub const CONFIG: &str = "MCCS_GPU_CONFIG";
-/// What it is called, where it has others' beside it.
+/// Its name, if it has others' beside it.
 pub const HOST: &str = "MCCS_GPU_HOST";
 /// Elements of a call that goes by the engines, in whatever way.
 const COUNT: u64 = 1 << 20;
-/// What ranks do that call this library afterwards.
+/// Roles of ranks that call this library afterwards.
 const ASKING: [&str; 2] = ["synchronizes_after_its_service", "aborts_after_its_service"];
 
 /// A service in a process of its own.
 pub struct Serving {
     pub player: Player,
-    /// Of its first tenant.
+    /// Socket of its first tenant.
     pub socket: PathBuf,
 }
 

@@ -79,7 +79,7 @@ fn calls_nothing(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// What is wrong stays wrong without elements.
+/// A mistake stays one without elements.
 fn refuses(comm: &CudaCommunicator, stream: RawStream) -> anyhow::Result<()> {
     let (dtype, root, stream) = (DataType::F32, comm.nranks(), stream.as_ptr());
     // SAFETY: no buffer is touched; the stream lives.

@@ -11,7 +11,7 @@ use mccs_tests::nics::{NicKind, library_in};
 /// See the module's documentation.
 pub struct EmulatedNics {
     folder: tempfile::TempDir,
-    /// Of each host.
+    /// Engines of each host.
     counts: Vec<usize>,
 }
 

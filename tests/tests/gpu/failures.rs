@@ -152,7 +152,7 @@ fn a_killed_rank_is_named_and_its_memory_comes_back() {
 
 fn kill_ranks(config: &str) {
     let service = TestService::start(config);
-    // What is only ever made once.
+    // Checks that are only ever made once.
     Player::start("checks", &everybody(&service, 0)).ends_well();
     wait_until(|| service.service().registry.comms().is_empty());
     let before = free_bytes();

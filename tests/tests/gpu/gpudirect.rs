@@ -21,7 +21,7 @@ use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody}
 use super::until_it_fails::{all_are_told, are_at_work, others_hear_of_a_kill};
 use super::wait_until;
 
-/// What processes of these tests do, besides what those of others do.
+/// Roles of processes of these tests, besides those of others.
 pub const ROLES: &[(&str, Role)] =
     &[("says_how_rails_move", says_how_rails_move), ("combines_until_all_are_told", combines_until_all_are_told)];
 
@@ -71,7 +71,7 @@ impl Fixture {
         }
     }
 
-    /// What each NIC of a host has carried.
+    /// Bytes of each NIC of a host.
     pub fn carried(&self, host: usize) -> [Carried; NICS] {
         let numbers: [usize; NICS] = std::array::from_fn(|nic| host * NICS + nic);
         numbers.map(|nic| carried(self.folder.path(), &format!("h{host}"), &format!("n{nic}")).expect("a NIC"))
@@ -97,7 +97,7 @@ pub fn refuse(folder: &Path, nics: &[usize], faults: &[Fault]) {
 
 pub const NOTHING: [Fault; 2] = [Fault::DmaBuf(false), Fault::PeerMemory(false)];
 
-/// What a rank is told of how its rails move.
+/// Text for a rank on how its rails move.
 fn says_how_rails_move(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { comm, together, .. }| {
         ensure!(comm.rails_from().is_some());
@@ -165,7 +165,7 @@ fn rails_move_memory_of_gpus() {
     }
 }
 
-/// What hosts pass on round a ring goes from GPU to GPU as well.
+/// Data that hosts pass on round a ring goes from GPU to GPU as well.
 #[test]
 #[ignore = "needs a GPU"]
 fn rings_of_reductions_move_memory_of_gpus() {

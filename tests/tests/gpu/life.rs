@@ -1,4 +1,4 @@
-//! What ends a part of a communicator of several services ends all of it, on every rank, with the first reason.
+//! The end of a part of a communicator of several services ends all of it, on every rank, with the first reason.
 
 use mccs::{CollectiveKind, DataType, RedOp};
 use mccs_eval::workload::Call;
@@ -34,7 +34,7 @@ fn combine(rank: &Rank, place: &Place, mut is_over: impl FnMut(u64) -> bool) -> 
         if enqueue(&rank.comm, &call, &at, rank.stream.raw()).is_err() {
             break;
         }
-        // SAFETY: the stream lives. What it waits for is let go when the communicator fails.
+        // SAFETY: the stream lives. Awaited words are let go when the communicator fails.
         unsafe { rank.stream.raw().synchronize()? };
         if rank.comm.async_error().is_none() {
             at.check(&call, rank.comm.rank())?;
@@ -105,7 +105,7 @@ fn settings(more: &str) -> String {
     TENANTS.replacen("[cuda]\n", &format!("{more}[cuda]\nrails_from = \"1B\"\n"), 1)
 }
 
-/// What is said of failures has these words on every rank of those that said it, and the service has nothing left.
+/// Messages of failures have these words on every rank of those that said them, and the service has nothing left.
 fn all_say(said: &str, words: &str) {
     let failures: Vec<_> = said.lines().filter(|line| line.contains(" failed: ")).collect();
     assert!(!failures.is_empty() && failures.iter().all(|line| line.contains(words)), "{words}: {said}");

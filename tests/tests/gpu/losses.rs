@@ -18,7 +18,7 @@ use super::{LARGE, TENANTS};
 
 pub const ROLES: &[(&str, Role)] = &[("loses_a_gpu", loses_a_gpu), ("is_refused", is_refused)];
 
-/// What its process is to find in an error.
+/// Variable with the words that its process is to find in an error.
 const REASON: &str = "MCCS_GPU_REASON";
 const LOST: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
 

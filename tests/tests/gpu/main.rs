@@ -163,10 +163,10 @@ fn stays(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Of the kinds that engines have a way for.
+/// Calls of the kinds that engines have a way for.
 const ENGINES_CALLS: u64 = 10;
 
-/// What is to go by engines does: that results are right does not tell.
+/// Large calls go by engines: right results do not tell.
 #[test]
 #[ignore = "needs two GPUs"]
 fn large_calls_go_by_copy_engines() {

@@ -34,9 +34,9 @@ pub const ROLES: &[(&str, Role)] = &[
     ("shows_handles", shows_handles),
 ];
 
-/// Where a buffer begins in its memory: in the first of several segments, and not at its beginning.
+/// Offset of a buffer in its memory: in the first of several segments, and not at its beginning.
 const OFFSET: usize = (1 << 20) + 256;
-/// Of segments, which a buffer lies in all of.
+/// Bytes of segments, which a buffer lies in all of.
 const SEGMENTS: [usize; 3] = [2 << 20, 4 << 20, 2 << 20];
 /// Elements of the longer buffer of a call.
 const ELEMENTS: u64 = 1_600_000;
@@ -175,7 +175,7 @@ fn copied(place: &Place) -> anyhow::Result<u64> {
     Ok(own.map(|session| session.copied).sum())
 }
 
-/// Of the calls of [`call`]'s six collectives, those that engines have a way for.
+/// Collectives that engines have a way for, among the six of [`call`].
 const BY_ENGINES: u64 = 5;
 
 /// Set where memory goes by descriptors alone.
@@ -294,7 +294,7 @@ fn buffers_that_begin_in_the_same_segment_are_both_known_to_the_service() {
 /// Frees what large calls have used: it comes back while the communicator lives, and what that has made of its own when it leaves.
 fn frees(place: &Place) -> anyhow::Result<()> {
     const BYTES: usize = 64 << 20;
-    /// What the driver keeps for itself.
+    /// Memory that the driver keeps for itself.
     const SLACK: u64 = 16 << 20;
     place.each_rank(|rank| {
         let call = large(0, place.nranks);
@@ -315,7 +315,7 @@ fn frees(place: &Place) -> anyhow::Result<()> {
             rank.together.wait();
             anyhow::Ok(())
         };
-        // What is only ever made once.
+        // Checks that are only ever made once.
         let kept = [Kind::Allocated.memory(&rank.stream, 8 << 20)?, Kind::Allocated.memory(&rank.stream, 8 << 20)?];
         rank.together.wait();
         run(&rank, &call, (kept[0].buffer(), kept[1].buffer()))?;

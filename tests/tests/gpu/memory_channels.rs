@@ -81,7 +81,7 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// What a kernel says when it has ended.
+    /// A kernel's result when it has ended.
     fn result(&self, args: &MemoryChannelsArgs) -> anyhow::Result<u64> {
         // SAFETY: the stream lives.
         unsafe { self.rank.stream.raw().synchronize()? };

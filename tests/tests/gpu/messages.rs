@@ -107,7 +107,8 @@ fn swaps_beside_one_that_waits(place: &Place) -> anyhow::Result<()> {
         }
         synchronize(&beside)?;
         [&late, &others, &goes].into_iter().try_for_each(|one| one.check(7))?;
-        // Who leaves has the driver wait for the late message, and another rank that needs a lane before that wait for the driver.
+        // A rank that leaves has the driver wait for the late message, and another rank that needs a lane before that wait for the
+        // driver.
         together.wait();
         Ok(())
     })

@@ -28,7 +28,7 @@ pub const STRAY: &str = r"
 }
 ";
 
-/// Where a role finds that it is enough.
+/// Variable with the path at which a role finds that it is enough.
 pub const UNTIL: &str = "MCCS_GPU_UNTIL";
 
 /// Calls until the process is at home, then ruins its context.
@@ -176,7 +176,7 @@ impl DefaultServer {
         command
     }
 
-    /// What it has logged of processes that came to it.
+    /// Log lines of processes that came to it.
     fn clients(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.logs.path().join("control.log")).expect("a log");
         log.lines().filter_map(|line| line.split_once("NEW CLIENT ")).map(|(_, of)| of.to_owned()).collect()

@@ -383,7 +383,7 @@ fn gaps(calls: &[(u64, u64)], windows: &[(u64, u64)]) -> serde_json::Value {
     })
 }
 
-/// What an operator asks of a caller's communicator holds for its rails, which carry its bytes.
+/// A request of an operator to a caller's communicator holds for its rails, which carry its bytes.
 #[test]
 #[ignore = "needs two GPUs"]
 fn a_change_of_the_whole_is_one_of_its_rails() {

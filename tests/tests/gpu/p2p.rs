@@ -49,7 +49,7 @@ fn messages(turn: u64, nranks: u32) -> Vec<Message> {
         .collect()
 }
 
-/// What the `number`th message of a turn holds.
+/// Content of the `number`th message of a turn.
 fn content(number: usize, seed: u64, bytes: u64) -> impl Iterator<Item = u8> {
     let start = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0xd134_2543_de82_ef95);
     (0..bytes).map(move |at| (start.wrapping_add(at.wrapping_mul(0x2545_f491_4f6c_dd1d)) >> 56) as u8)
@@ -336,7 +336,7 @@ fn graphs_with_messages_run_in_parallel() {
     everybody_plays("exchanges_in_parallel_graphs", &[TENANTS, &strict("auto")]);
 }
 
-/// What goes from rank to rank, without groups: each receives, and sends on what it got.
+/// Messages from rank to rank, without groups: each receives, and sends on what it got.
 fn pipelines(place: &Place) -> anyhow::Result<()> {
     const LENGTHS: [u64; 6] = [4, 4000, 40_000, 300_000, 2_000_004, 12];
     place.each_rank(|Rank { context, comm, stream, together }| {
@@ -492,7 +492,7 @@ fn an_abort_ends_sends_and_receives_that_wait() {
     everybody_plays("aborts_a_receive", &[TENANTS]);
 }
 
-/// What is refused at once, and leaves the communicator as it was.
+/// Calls that are refused at once, and leave the communicator as it was.
 fn errs(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         let (rank, memory, raw) = (comm.rank(), DeviceMemory::zeroed(&context, 8192)?, stream.raw().as_ptr());

@@ -112,7 +112,7 @@ pub(super) fn seed() -> u64 {
     std::env::var("MCCS_GPU_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
-/// Whom a rank has to do with: neighbours with each other, a last one with itself.
+/// Partner of a rank: neighbours with each other, a last one with itself.
 pub(super) fn partner(rank: u32, nranks: u32) -> u32 {
     if rank ^ 1 < nranks { rank ^ 1 } else { rank }
 }
@@ -162,7 +162,7 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// What a kernel says when it has ended.
+    /// A kernel's result when it has ended.
     fn result(&self, args: &PutsArgs) -> anyhow::Result<u64> {
         // SAFETY: the stream lives.
         unsafe { self.rank.stream.raw().synchronize()? };
@@ -257,7 +257,7 @@ fn puts_go_to_memory_by_descriptors() {
     assert!(refused.contains("memory of this kind cannot be opened by the service"), "{refused}");
 }
 
-/// What `cudaMalloc` allocates has no descriptors.
+/// Memory of `cudaMalloc` has no descriptors.
 fn refuses_memory_without_descriptors(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|rank| {
         let memory = DeviceMemory::zeroed(&rank.context, 4096)?;
@@ -394,8 +394,8 @@ fn kernels_put_where_nothing_is(place: &Place) -> anyhow::Result<()> {
                 (2, 0) => channel = None,
                 _ => {}
             }
-            // What is asked without an answer has been done when something else is answered.
-            // SAFETY: nothing is put from it or into it.
+            // A request without an answer has been done when another is answered. SAFETY: nothing
+            // is put from it or into it.
             let _later = unsafe { channels.register_gpu(memory.address(), 8)? };
             first.together.wait();
             if rank.comm.rank() == 0 {

@@ -80,7 +80,7 @@ fn makes_many_groups(place: &Place) -> anyhow::Result<()> {
             let call = Call { seed: group, ..calls[0] };
             run(comm, &call, &at[0], &stream)?;
         }
-        // What takes more memory, some.
+        // Calls that take more memory take some.
         comms.iter().take(8).try_for_each(|comm| run(comm, &calls[1], &at[1], &stream))
     })
 }

@@ -16,7 +16,7 @@ use mccs_tests::hosts::TestHosts;
 use super::TENANTS;
 use super::ranks::{FORKS, Place, Player, Role, call, everybody};
 
-/// What processes of these tests do, besides what those of others do.
+/// Roles of processes of these tests, besides those of others.
 pub const ROLES: &[(&str, Role)] = &[
     ("combines", roles::combines),
     ("combines_all_types", roles::combines_all_types),
@@ -240,7 +240,7 @@ fn factors_in_memory_of_gpus_go_by_rails() {
     play_in_teams("scales", &hosts, teams);
 }
 
-/// What hosts combine goes on from one to the next: of every length, type and operator, out of and in place, and in graphs.
+/// Hosts' combinations go on from one to the next: of every length, type and operator, out of and in place, and in graphs.
 #[test]
 #[ignore = "needs a GPU"]
 fn reductions_go_round_a_ring_of_hosts() {
@@ -278,7 +278,7 @@ fn graphs_go_by_rails() {
     }
 }
 
-/// Of one service: `tests/gpu-emulated.sh` emulates them.
+/// GPUs of one service: `tests/gpu-emulated.sh` emulates them.
 #[test]
 #[ignore = "needs two GPUs without peer access"]
 fn gpus_that_do_not_reach_each_other_go_by_rails() {

@@ -26,10 +26,10 @@ pub const TOGETHER: &str = "MCCS_GPU_TOGETHER";
 /// Has each segment of a call's slices have a stream of its own, whatever the model says: teams of two are too small for that to pay.
 pub const FORKS: &str = "MCCS_GPU_FORKS";
 
-/// What a process does, as one of those that run at the same time.
+/// Work of a process, as one of those that run at the same time.
 pub type Role = fn(&Place) -> anyhow::Result<()>;
 
-/// Where a process finds itself.
+/// Place of a process.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub socket: PathBuf,
@@ -192,7 +192,7 @@ fn play_apart(name: &str, role: Role, place: &Place) {
     }
 }
 
-/// Where all ranks of a player wait for each other.
+/// Barrier of all ranks of a player.
 pub enum Together {
     /// Threads of one process.
     Threads(Barrier),
@@ -248,7 +248,7 @@ impl Place {
         Ok(())
     }
 
-    /// Where its ranks wait for each other.
+    /// Barrier of its ranks.
     pub fn together(&self) -> Together {
         match std::env::var_os(TOGETHER) {
             Some(folder) => {

@@ -114,7 +114,7 @@ fn writes_back(place: &Place) -> anyhow::Result<()> {
     never_comes_and(place, CollectiveKind::AllReduce, write_back)
 }
 
-/// Of three ranks one waits for what another one's stream tells at its end.
+/// One of three ranks waits for what another one's stream tells at its end.
 fn writes_back_to_a_gather(place: &Place) -> anyhow::Result<()> {
     never_comes_and(place, CollectiveKind::Gather, write_back)
 }
@@ -149,7 +149,7 @@ fn memory_of_the_dead_comes_back_whose_streams_never_came_to_their_calls() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
     for config in [LARGE, &by_engines("auto"), &by_engines("events")] {
         let service = TestService::start(config);
-        // What is only ever made once.
+        // Checks that are only ever made once.
         Player::start("checks", &everybody(&service, 0)).ends_well();
         wait_until(|| service.service().registry.comms().is_empty());
         let before = free_bytes();
@@ -163,7 +163,8 @@ fn memory_of_the_dead_comes_back_whose_streams_never_came_to_their_calls() {
     }
 }
 
-/// What lets the service's streams go is written again and again, so that whoever writes over it wins for a while only: nothing could be freed meanwhile.
+/// The word that lets the service's streams go is written again and again, so that whoever writes over it wins for a while only: nothing
+/// could be freed meanwhile.
 #[test]
 #[ignore = "needs two GPUs"]
 fn who_writes_back_what_the_service_says_holds_nobody_up() {
@@ -174,7 +175,7 @@ fn who_writes_back_what_the_service_says_holds_nobody_up() {
 #[test]
 #[ignore = "needs three GPUs"]
 fn who_writes_back_to_a_gather_holds_nobody_up() {
-    // Of two ranks none waits for the end of another's part.
+    // Neither of two ranks waits for the end of another's part.
     assert!(gpus().expect("GPUs").len() > 2, "needs three GPUs");
     hold_up("writes_back_to_a_gather");
 }
@@ -184,7 +185,7 @@ fn hold_up(role: &str) {
         let service = TestService::start(&format!("{config}[limits]\noperation_timeout = \"1s\"\n"));
         let mut hostile = Player::start(role, &everybody(&service, 0));
         hostile.hears("was told");
-        // What is only ever made once, beside it.
+        // Checks that are only ever made once, beside it.
         Player::start("checks", &everybody(&service, 1)).ends_well();
         let before = free_bytes();
         Player::start("checks", &everybody(&service, 1)).ends_well();
@@ -237,7 +238,7 @@ fn only_so_many_buffers_stay_open() {
         let place = Place { nranks: RANKS, ranks: 0..RANKS, ..everybody(&service, 0) };
         let mut player = Player::start("uses_many_buffers", &place);
         player.hears("is done");
-        // Of each rank, on each GPU; all of them would be more even if one GPU had them open.
+        // Imports of each rank, on each GPU; all of them would be more even if one GPU had them open.
         let most = each * u64::from(RANKS * RANKS);
         let tenant = tenant(&service);
         wait_until(|| (1..=most).contains(&tenant.used(Resource::Imports)));

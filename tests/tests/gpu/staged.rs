@@ -15,7 +15,7 @@ use mccs_tests::hosts::TestHosts;
 use super::TENANTS;
 use super::ranks::{Buffers, Place, Player, Rank, Role, Together, call, capture, enqueue, enqueue_with, everybody};
 
-/// What processes of these tests do, besides what those of others do.
+/// Roles of processes of these tests, besides those of others.
 pub const ROLES: &[(&str, Role)] = &[
     ("stages", stages),
     ("scales", scales),

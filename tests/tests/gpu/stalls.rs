@@ -53,7 +53,7 @@ fn comes_and_goes(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// What it had before it has again: it needs no more of its quota, although nothing can be freed.
+/// Memory that it had before it has again: it needs no more of its quota, although nothing can be freed.
 #[test]
 #[ignore = "needs a GPU"]
 fn who_does_not_come_lets_others_come_and_go() {

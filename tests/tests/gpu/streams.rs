@@ -80,7 +80,7 @@ fn captures_beside(place: &Place) -> anyhow::Result<()> {
             together.wait();
             anyhow::Ok(())
         };
-        // What came so far and what comes afterwards is forbidden between.
+        // Earlier and later calls are forbidden between.
         together.wait();
         let captured = if comm.rank() == 0 {
             Some(Graph::capture_in(CaptureMode::Global, &other, |other| {

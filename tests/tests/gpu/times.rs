@@ -29,7 +29,7 @@ const AHEAD: u32 = 8;
 /// Their tag.
 const TAG: u64 = 0x7fff_0123_4567_89ab;
 
-/// What they call.
+/// Their call.
 fn gathers(nranks: u32) -> Call {
     Call { kind: CollectiveKind::AllGather, ..call(0, nranks, 1000) }
 }
@@ -146,7 +146,7 @@ fn what_ranks_do_is_timed_and_traced() {
         _ => None,
     });
     let tags: Vec<_> = tags.collect();
-    // Of the last ones, whatever else the ring of tags has lost.
+    // Tags of the last ones, whatever else the ring of tags has lost.
     let (last, _) = by_rank[&0].last().expect("collectives");
     assert!(tags.contains(&(comm.communicator, *last, TAG)), "{tags:?}");
     assert_eq!(by_rank.keys().copied().collect::<Vec<_>>(), (0..place.nranks).collect::<Vec<_>>());

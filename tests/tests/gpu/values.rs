@@ -18,7 +18,7 @@ pub const ROLES: &[(&str, Role)] = &[("combines_values", combines_values)];
 const LONG_BYTES: usize = 6 << 20;
 
 /// Bits of values at which types differ: their ends, the neighbours of zero and one, halves of a unit, what is no number; and others by
-/// chance, of all exponents. Of types of a byte all.
+/// chance, of all exponents. Values of types of a byte: all.
 fn values(dtype: DataType) -> Vec<u64> {
     const BY_CHANCE: usize = 80;
     let (size, mut rng) = (dtype.size_bytes(), StdRng::seed_from_u64(dtype as u64));
@@ -27,7 +27,7 @@ fn values(dtype: DataType) -> Vec<u64> {
         return (0..256).collect();
     }
     let (sign, mask) = (1_u64 << (bits - 1), u64::MAX >> (64 - bits));
-    // Of the stored part of a significand; none of integers.
+    // Bits of the stored part of a significand; none of integers.
     let mantissa = match dtype {
         DataType::F16 => Some(10),
         DataType::Bf16 => Some(7),

@@ -244,7 +244,7 @@ fn registrations_that_are_unmapped_leave_no_file_behind() {
         // SAFETY: mapped above, and not used any more.
         unsafe { libc::munmap(ptr.cast(), bytes) };
     }
-    // What has been unmapped is found out when something else is registered. The service closes its own descriptors some time after.
+    // Unmapped memory is found out when something else is registered. The service closes its own descriptors some time after.
     registered();
     while files() > 1 {
         std::thread::yield_now();

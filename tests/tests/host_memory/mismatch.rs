@@ -23,7 +23,7 @@ fn errors_with(
         call(&rank, &memory).expect("enqueued");
         let error = rank.stream.synchronize().expect_err("ranks disagree");
         assert_eq!(rank.comm.async_error().expect("the communicator is dead").to_string(), error.to_string());
-        // What comes after fails too, at once.
+        // Later calls fail too, at once.
         rank.comm.barrier(&rank.stream).expect("enqueued");
         rank.stream.synchronize().expect_err("the communicator is dead");
         (error.class(), error.to_string())

@@ -1,4 +1,4 @@
-//! What the operator sees and changes, while work runs; quotas; sockets that are taken.
+//! Views and changes of the operator, while work runs; quotas; sockets that are taken.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -104,7 +104,7 @@ fn what_the_operator_sees_of_rounds() {
     what_the_operator_sees("", 5);
 }
 
-/// Of six operations at least so many have completed on all ranks when one is through. Returns the bus bandwidth shown.
+/// At least so many of six operations have completed on all ranks when one is through. Returns the bus bandwidth shown.
 fn what_the_operator_sees(settings: &str, completed: u64) -> f64 {
     let service = TestService::start(settings);
     let shown = service.ranks(0, 3, |rank| {

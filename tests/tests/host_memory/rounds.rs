@@ -131,7 +131,7 @@ fn a_rank_that_looks_away_keeps_nobody_waiting() {
     });
 }
 
-/// What a rank has begun with memory that it then gives back still ends, on the peer's side too.
+/// A round that a rank has begun with memory that it then gives back still ends, on the peer's side too.
 #[test]
 fn memory_that_is_dropped_during_a_round_is_kept_for_it() {
     let service = TestService::start(SETTINGS);
@@ -179,7 +179,7 @@ fn a_rank_may_leave_after_its_last_round() {
     });
 }
 
-/// Of two ranks that leave, one has posted to the round that the third waits for, and the other has not.
+/// One of two ranks that leave has posted to the round that the third waits for, and the other has not.
 #[test]
 fn a_round_that_a_leaver_has_not_posted_to_fails() {
     let service = TestService::start(SETTINGS);

@@ -11,7 +11,7 @@ use mccs_ipc::types::CollectiveKind;
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
-/// Where the buffers of a rank begin: the semaphore comes before.
+/// Offset of a rank's buffers: the semaphore comes before.
 const HEAD_BYTES: u64 = 4096;
 
 /// How a stream is made.
@@ -307,11 +307,11 @@ fn a_rank_whose_gpu_does_not_come_is_named_and_its_stream_goes_on_when_it_does()
     assert!(error.contains(&expected), "{error}");
     wait_until(|| a.semaphore().done() == 3);
     assert_eq!(b.semaphore().done(), 0);
-    // What it has called fails as it comes to it: its stream is never left waiting.
+    // Called operations fail as it comes to them: its stream is never left waiting.
     b.semaphore().open(2);
     wait_until(|| b.semaphore().done() == 2);
     b.semaphore().open(3);
-    // Of the failure one is told at once, before all that it ends has ended.
+    // A failure is told at once, before all that it ends has ended.
     assert!(b.stream.synchronize().is_err());
     wait_until(|| b.semaphore().done() == 3);
 }

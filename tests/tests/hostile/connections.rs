@@ -20,7 +20,7 @@ fn connect_silently(path: &Path) -> Socket {
     Socket::from_fd(fd)
 }
 
-/// Connects and says hello. What the service says to that is left in the socket.
+/// Connects and says hello. The service's answer is left in the socket.
 fn connect_soon(path: &Path) -> Socket {
     let socket = connect_silently(path);
     socket.send_hello(0).expect("sent");

@@ -78,7 +78,7 @@ fn descriptors_that_cannot_be_closed_keep_up_nobody_else() {
     attack(|service| {
         let say = |socket: &Socket, fds: &[OwnedFd]| {
             socket.send(&vec![0xffu8; 64], &[]).expect("sent");
-            // Where the session has ended already nothing is sent.
+            // If the session has ended already nothing is sent.
             let _ = socket.send(&RequestEnvelope { id: 1, request: Request::CreateStream }, &[fds[0].as_fd()]);
         };
         let (raw, _readers) = gave_away(service, 1, say);
@@ -144,7 +144,8 @@ fn answers_that_nobody_reads_keep_no_descriptors_from_others() {
     });
 }
 
-/// Who keeps its end of a session that has ended, with what was sent there unread, keeps its share of descriptors on their way.
+/// A tenant that keeps its end of a session that has ended, with what was sent there unread, keeps its share of descriptors on
+/// their way.
 #[test]
 fn unread_descriptors_count_until_they_are_taken_also_when_their_session_has_ended() {
     attack(|service| {

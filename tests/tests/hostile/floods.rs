@@ -116,7 +116,7 @@ fn requests_without_end_are_served_so_often_a_second_while_others_are_here() {
     ask_all();
     let honest = service.connect(1);
     assert!(service.service().registry.has_others(&tenant));
-    // Of these 4,096 are served as they come, and 1,000 each second.
+    // 4,096 of these are served as they come, and 1,000 each second.
     let took = ask_all();
     assert!(took >= Duration::from_millis(1800), "all are served within {took:?}");
     drop(honest);
@@ -169,7 +169,7 @@ fn a_flood_of_operations_leaves_others_their_turns() {
         stop.store(true, Ordering::Relaxed);
         flood.join().expect("the flood");
         let waited = waited.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // Where the machine gives this thread no core many go by; in the best case a few do.
+        // If the machine gives this thread no core many go by; in the best case a few do.
         let least = waited.iter().min().expect("calls");
         assert!(*least < 1000, "each call waited for {least} of the flood, or more: {waited:?}");
     });

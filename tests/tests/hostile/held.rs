@@ -1,4 +1,4 @@
-//! What the process of a service holds: descriptors, resident pages, and pages of tenants.
+//! Holdings of a service's process: descriptors, resident pages, and pages of tenants.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -15,7 +15,7 @@ pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
 
-/// What `/proc/self/status` says under a name, without its unit.
+/// Value of `/proc/self/status` under a name, without its unit.
 fn status(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
     let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line of this name");

@@ -71,7 +71,8 @@ fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
     });
 }
 
-/// Who has asked to leave, and waits for a message to be taken that nobody takes, can still end that; and once it has left, nothing.
+/// A rank that has asked to leave, and waits for a message to be taken that nobody takes, can still end that; and once it has left,
+/// nothing.
 #[test]
 fn a_rank_that_waits_to_leave_can_end_what_it_waits_for() {
     let service = TestService::start(SETTINGS);

@@ -70,7 +70,7 @@ fn memory_of_gpus_that_is_none_is_refused() {
             let taken = (0..).take_while(|_| raw.ask(name(&[4096]), &[null()]) == Response::Done).count() as u64;
             assert_eq!(taken, quota);
         }
-        // What was named before is dropped: together they would be too many.
+        // Memory that was named before is dropped: together they would be too many.
         for _ in 0..2 * quota {
             let first = Request::NameGpuSegments { begins: true, bytes: vec![4096] };
             assert_eq!(raw.ask(first, &[null()]), Response::Done);
@@ -100,7 +100,7 @@ fn regions_without_end_leave_room_for_others() {
         assert!(message.contains("over its quota"), "{message}");
         let (maps, most) = (std::fs::read_to_string("/proc/self/maps").expect("the maps"), mappings_of_tenants());
         assert!((maps.lines().count() as u64) < most, "{most} at most");
-        // Where the kernel allows more than its default, the tenant's memory may come to an end before.
+        // If the kernel allows more than its default, the tenant's memory may come to an end before.
         assert!(message.contains("mappings") || most > 60_000, "{message}");
     });
 }

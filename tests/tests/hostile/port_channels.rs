@@ -74,7 +74,7 @@ fn put(bytes: u64, source_offset: u64, destination_offset: u64) -> Trigger {
     Trigger { kinds: Kinds::PUT, channel: 0, bytes, source_offset, destination_offset }
 }
 
-/// What the service says to a trigger behind a right one.
+/// The service's answer to a trigger behind a right one.
 fn said_to(trigger: Trigger) -> String {
     let service = TestService::start("");
     let forger = Forger::new(&service);

@@ -25,8 +25,8 @@ const TENANTS_OF_A_LANE: usize = 2;
 const TENANTS: usize = LANES * TENANTS_OF_A_LANE;
 /// Memory that each tenant may have.
 const TENANT_BYTES: u64 = 4 << 20;
-/// What all tenants' pages may take beside quotas: memory of the honest tenant, and pages of freed memory that an attacker has written
-/// to once more, which are then its own.
+/// Most of all tenants' pages beside quotas: memory of the honest tenant, and pages of freed memory that an attacker has written to
+/// once more, which are then its own.
 const BESIDE_QUOTAS_BYTES: u64 = 8 << 20;
 /// Sequences after which the process has all that it allocates once.
 const WARM: u64 = 40;
@@ -37,7 +37,7 @@ fn name(tenant: usize) -> String {
     format!("hostile-{tenant}")
 }
 
-/// What sequences have done.
+/// Results of sequences.
 #[derive(Default)]
 struct Hunted {
     sequences: u64,

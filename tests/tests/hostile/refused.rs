@@ -42,7 +42,8 @@ fn give_a_lingering_socket(to: &OwnedFd) -> TcpStream {
     reader
 }
 
-/// Who is no tenant of a socket has it closed with what lingers in it, and more often than descriptors may wait. Who comes next is answered.
+/// A client that is no tenant of a socket has it closed with what lingers in it, and more often than descriptors may wait. The next client
+/// is answered.
 #[test]
 fn strangers_whose_connections_linger_stop_nobody() {
     raise_descriptor_limit();

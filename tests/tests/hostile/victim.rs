@@ -18,7 +18,7 @@ pub const SETTINGS: &str = "[[tenant]]\nname = \"hostile\"\nsocket = \"h\"\nmax_
 /// A call that takes longer than this waits for something that it should not.
 const LONG: Duration = Duration::from_secs(1);
 
-/// What the honest tenant has had: calls, each of whose elements was right, and the longest of them.
+/// The honest tenant's results: calls, each of whose elements was right, and the longest of them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Served {
     pub calls: u64,

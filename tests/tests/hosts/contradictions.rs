@@ -16,7 +16,7 @@ fn errors(call: impl Fn(&Rank, &mccs::Region, u64) -> Result<(), Error> + Sync) 
             let error = rank.stream.synchronize().expect_err("ranks disagree");
             assert_eq!(error.class(), ErrorClass::InvalidUsage, "{error}");
             assert_eq!(rank.comm.async_error().expect("the communicator is dead").to_string(), error.to_string());
-            // What comes after fails too, at once.
+            // Later calls fail too, at once.
             rank.comm.barrier(&rank.stream).expect("enqueued");
             rank.stream.synchronize().expect_err("the communicator is dead");
             error.to_string()
@@ -118,7 +118,7 @@ fn a_send_and_its_receive_that_disagree() {
     }
 }
 
-/// What runs beside a send and its receive has nothing to do with it.
+/// A collective beside a send and its receive has nothing to do with them.
 #[test]
 fn a_send_and_its_receive_that_disagree_while_a_collective_runs() {
     let hosts = TestHosts::start(2, "");

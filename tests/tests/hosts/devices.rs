@@ -50,7 +50,7 @@ fn flows_leave_by_an_interface_that_their_host_has() {
             assert!(!ways.is_empty() && ways.iter().all(|(_, path)| path == "device lo"), "host {host}: {ways:?}");
         }
         is_refused(&hosts, work, &by(&["nosuch0"]), &["cannot prepare", "by device nosuch0", "no network interface"]);
-        // Of two paths one is no host's; each channel has one of them.
+        // One of two paths is no host's; each channel has one of them.
         is_refused(&hosts, work, &by(&["lo", "nosuch0"]), &["cannot prepare", "nosuch0"]);
         is_refused(&hosts, work, &by(&["lo:1"]), &["lo:1", "no network interface"]);
         // It is the sender's alone: one flow goes there, so it is that host that refuses.
@@ -58,7 +58,7 @@ fn flows_leave_by_an_interface_that_their_host_has() {
         let flow = "[[flow]]\nchannel = 0\nfrom = 'h2'\nto = 'h0'\npath = 1\n";
         let change = format!("{rings}{}{flow}", by(&["lo", "nosuch0"]));
         is_refused(&hosts, work, &change, &["host h2 cannot prepare", "nosuch0"]);
-        // What is in force can go on to change.
+        // The strategy in force can go on to change.
         let epoch = is_made(&hosts, work, "channels = 1");
         assert!(ways(&hosts, 0, epoch).iter().all(|(_, path)| path == "device lo"), "what is absent stays");
         let epoch = is_made(&hosts, work, "path = []");
@@ -126,7 +126,7 @@ fn a_device_that_is_down_is_refused() {
     });
 }
 
-/// What `service.toml` says is checked when the service starts, with what carries its flows at first.
+/// Paths of `service.toml` are checked when the service starts, with the transport of its flows at first.
 #[test]
 fn a_service_does_not_start_with_a_device_that_its_host_has_not() {
     let folder = tempfile::tempdir().expect("a directory");

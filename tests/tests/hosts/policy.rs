@@ -53,7 +53,7 @@ fn start_on(folder: &Path, topology: &str, policy: &str) -> TestHosts {
     TestHosts::start(3, &settings(folder, topology, policy))
 }
 
-/// What each host is told, when files are in `folder`.
+/// Settings of each host, when files are in `folder`.
 fn settings(folder: &Path, topology: &str, policy: &str) -> String {
     std::fs::write(folder.join("topology.toml"), topology).expect("a file");
     std::fs::write(folder.join("policy.toml"), policy).expect("a file");
@@ -212,7 +212,7 @@ fn who_arrives_gets_the_policys_rings_and_ways_without_being_asked() {
         let goal = done.load(Ordering::Relaxed) + 10;
         wait_until(is_over, || done.load(Ordering::Relaxed) >= goal);
     });
-    // Who has gone is forgotten.
+    // A communicator that has gone is forgotten.
     wait_until(&|| false, || show(&hosts).communicators.is_empty());
 }
 
@@ -278,7 +278,7 @@ fn devices_that_hosts_have_not_are_refused_with_jobs_and_without() {
         comm.state == Standing::AsDecided && !flows.is_empty() && flows.iter().all(|flow| flow.path.ends_with(device))
     };
     with_job(&mut hosts, |hosts, done, is_over| {
-        // Who arrives is decided for by what is in force.
+        // A communicator that arrives is decided for by the policy in force.
         wait_until(is_over, || epochs(hosts) == [1, 1]);
         wait_until(is_over, || of_job(&show(hosts), " by lo"));
         is_refused(hosts, folder, &nosuch("nosuch1"), ["interface", "nosuch1"], is_over);
@@ -333,7 +333,7 @@ fn source_ports_that_are_taken_keep_one_job_waiting_and_nothing_else() {
         let refused = |entry: &HistoryView| matches!(&entry.went, Went::Failed(why) if why.contains(&ports));
         wait_until(is_over, || history(hosts).iter().any(refused));
         drop(taken);
-        // What was refused has had a number, too.
+        // A refused strategy has had a number, too.
         wait_until(is_over, || epochs(hosts).iter().all(|epoch| *epoch > 1));
         let is_taken_back =
             |entry: &HistoryView| entry.what.contains("rolled back") || entry.why.contains("rolled back");
@@ -413,13 +413,13 @@ fn what_an_operator_has_chosen_by_hand_stays_until_it_is_unpinned() {
 
 #[test]
 fn flows_keep_to_a_cap_and_to_a_window_while_they_are_in_force() {
-    /// Of each flow, in bits per second; far below what the loopback carries.
+    /// Rate of each flow, in bits per second; far below what the loopback carries.
     const CAP_BPS: f64 = 40e6;
-    /// What a rank gives to the longest call.
+    /// Bytes that a rank gives to the longest call.
     const GIVEN_BYTES: f64 = (LONGEST * 4) as f64;
-    /// What may be counted besides the cap, by how paces are kept: a call that began before, in which each host passes on what three ranks give; a
-    /// message that leaves whole on each of two flows, at most half of what a rank gives; and on both what engines that come late catch up with
-    /// (5 ms), and a window that is open once more than on average.
+    /// Bytes that may be counted besides the cap, by how paces are kept: a call that began before, in which each host passes on what three
+    /// ranks give; a message that leaves whole on each of two flows, at most half of what a rank gives; and on both what engines that come
+    /// late catch up with (5 ms), and a window that is open once more than on average.
     const SLACK_BYTES: f64 = 3.0 * GIVEN_BYTES + GIVEN_BYTES + 2.0 * CAP_BPS / 8.0 * (0.005 + 0.025);
     const WINDOW: &str = "period = \"100ms\"\noffset = \"0ms\"\nlength = \"25ms\"\n";
     let folder = tempfile::tempdir().expect("a folder");
@@ -467,7 +467,7 @@ fn what_one_leaves_of_its_share_the_other_gets() {
     let tenant = hosts.service(0).service().registry.comms()[0].tenant.clone();
     with_iterations(&mut hosts, Duration::ZERO, [200_003; 3], |hosts, _, is_over| {
         let shared = format!("{FFA}[[tenant]]\nname = {tenant:?}\nweight = 2\n");
-        // What was decided when the two began may still be on its way.
+        // A decision of when the two began may still be on its way.
         wait_until(is_over, || apply(hosts, &shared).is_ok());
         let allotted = |is_silent: bool| -> u64 {
             let view = show(hosts);

@@ -11,7 +11,8 @@ use mccs_tests::{Rank, TestService, run_checked};
 
 use crate::call;
 
-/// Of the only communicator there is. Who is held up answers too late for a report; so asks until all hosts have answered.
+/// Report on the only communicator there is. A thread that is held up answers too late for a report; so asks until all
+/// hosts have answered.
 fn why_stuck(service: &TestService) -> StuckReport {
     std::iter::repeat_with(|| ask_why_stuck(service))
         .find(|report| report.hosts.iter().all(|(_, account)| account.is_some()))
@@ -136,7 +137,7 @@ fn why_stuck_once_it_waits(service: &TestService) -> StuckReport {
     }
 }
 
-/// Who is to blame: host, rank, which of its calls, and for whom.
+/// A culprit: host, rank, which of its calls, and for whom.
 type Blamed<'a> = (&'a str, Option<u32>, Option<u64>, Option<u32>);
 
 fn culprits(report: &StuckReport) -> Vec<Blamed<'_>> {

@@ -39,7 +39,7 @@ fn every_collective_runs_with_every_algorithm_that_can_be_pinned() {
     }
 }
 
-/// Where services of [`TestHosts`] listen for each other.
+/// Port on which services of [`TestHosts`] listen for each other.
 pub(crate) const EXCHANGE_PORT: u16 = 7400;
 
 /// Ports from which this machine's open connections to a port that is not `listener` go out of `address`.
@@ -104,7 +104,7 @@ fn every_type_and_reduction_runs_across_hosts() {
     assert_eq!(wrong, [0; 3]);
 }
 
-/// What a rank sends to another as its n-th message.
+/// Content of a rank's n-th message to another.
 fn fill(bytes: &mut [u8], src: u32, dst: u32, number: u64) {
     for (at, byte) in bytes.iter_mut().enumerate() {
         *byte = pattern(at, src, dst, number);

@@ -1,4 +1,5 @@
-//! What carries a communicator's flows changes while its collectives run: sockets, and queue pairs of a fake verbs driver.
+//! The transport of a communicator's flows changes while its collectives run: sockets, and queue pairs of a fake verbs
+//! driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -81,7 +81,7 @@ fn a_process_that_dies_while_others_join_is_named() {
         while !(0..2).all(has_joined) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        // What goes the same ways behind them: the root has heard of both.
+        // Messages that go the same ways behind them: the root has heard of both.
         drop(hosts.join(&[0, 1]));
         victim.kill().expect("killed");
         let error = joined.join().expect("a thread").to_string();

@@ -18,7 +18,7 @@ const KEPT_MAX: usize = 300;
 /// Connections of a sequence.
 const CONNECTIONS: usize = 1500;
 
-/// Where this process listens at an address.
+/// Ports of this process at an address.
 fn listens_at(address: Ipv4Addr) -> Vec<SocketAddr> {
     const LISTEN: &str = "0A";
     let table = std::fs::read_to_string("/proc/self/net/tcp").expect("sockets");
@@ -42,7 +42,7 @@ fn from(own: Ipv4Addr, to: SocketAddr) -> Option<TcpStream> {
     Some(TcpStream::from(fd))
 }
 
-/// What a stranger says: nothing, anything, or the beginning of a greeting of ours and then anything.
+/// A stranger's bytes: nothing, anything, or the beginning of a greeting of ours and then anything.
 fn says(rng: &mut StdRng) -> Vec<u8> {
     let heads: [&[u8]; 5] = [b"", b"mccs-tcp", b"mccs-tcp\x02\0\0\0", b"GET / HTTP/1.1\r\n", &[0x16, 3, 1, 2, 0, 1]];
     let head = heads[rng.random_range(0..heads.len())];
@@ -79,6 +79,6 @@ fn strangers_at_every_port_harm_no_collective() {
             work.more();
         }
     });
-    // Who is let in gets in as before.
+    // Admitted peers get in as before.
     beside_collectives(&hosts, &[0, 1], |work| work.more());
 }

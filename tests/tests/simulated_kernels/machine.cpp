@@ -59,7 +59,8 @@ struct Block {
 
 }  // namespace
 
-// What the test hands over: a launch on a stream, whose launches run one behind the other, and which may wait for a word first.
+// Work that the test hands over: a launch on a stream, whose launches run one behind the other, and which may wait for a word
+// first.
 struct Launch {
     void (*function)();
     const void* args;
@@ -68,7 +69,8 @@ struct Launch {
     uint64_t value;        // the word is at least this
 };
 
-// What is done beside the GPUs, by a processor or a copy engine, as a launch of one thread: after some turns it copies, and then writes a word. All see that at once.
+// Work beside the GPUs, by a processor or a copy engine, as a launch of one thread: after some turns it copies, and then writes a word. All
+// see that at once.
 struct Deed {
     uint64_t turns, from, to, bytes;
     uint64_t word, value;  // word 0: none
@@ -108,7 +110,7 @@ struct Machine {
         return static_cast<char*>(made);
     }
 };
-// Of the calling thread: tests run side by side.
+// Machine of the calling thread: tests run side by side.
 thread_local Machine* machine;
 
 template <class ARGS>
@@ -230,7 +232,7 @@ void* shared_memory(const void* key, size_t bytes) {
 }
 void get(uint64_t from, void* value, uint32_t bytes) {
     check_aligned(from, bytes);
-    // What the block has stored there itself, from then on everybody sees.
+    // The block's own stores are seen by everybody from then on.
     auto& stored = machine->current->block->stored;
     auto is_there = [&](const Stored& other) {
         bool is = other.at < from + bytes && from < other.at + other.bytes;

@@ -15,7 +15,7 @@
 #include <vector_functions.h>
 #include <vector_types.h>
 
-// What the compiler of kernels knows. After all headers, which have these names for it as well.
+// Keywords of the compiler of kernels. After all headers, which have these names for it as well.
 #undef __device__
 #undef __global__
 #undef __noinline__
@@ -38,7 +38,7 @@ Index block_index();
 Index block_threads();
 Index grid_blocks();
 
-// What threads that have met know of what each of them said.
+// Words of threads that have met.
 struct Met {
     bool any, all;
 };

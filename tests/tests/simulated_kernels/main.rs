@@ -26,9 +26,9 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 
-/// What no collective of this size takes: it stands still.
+/// Turns that no collective of this size takes: it stands still.
 const TURNS_MAX: u64 = 30_000_000;
-/// What a buffer has before and behind it, which nobody may write.
+/// Bytes of a buffer before and behind it, which nobody may write.
 const MARGIN_BYTES: usize = 64;
 
 /// The mirror of `simulated::Launch`.
@@ -87,7 +87,7 @@ impl Machine {
         let compiled = Command::new("g++")
             // No contraction of multiply and add, as for GPUs.
             .args(["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC"])
-            // What is loaded where there are several sources is used there alone.
+            // Loads of several sources are used there alone.
             .args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized", "-isystem"])
             .arg(headers)
             .arg("-I")
@@ -208,7 +208,7 @@ impl Buffer {
     }
 }
 
-/// What a rank has for a call.
+/// Buffers of a rank for a call.
 struct Buffers {
     send: Buffer,
     /// None where the result goes into what is sent, or the other way round.
@@ -274,7 +274,7 @@ fn some_call(random: &mut StdRng, nranks: u32, seed: u64) -> Call {
     Call { kind, dtype: draw(random, DataType::ALL), redop, root, count, nranks, seed }
 }
 
-/// What all ranks launch, if that algorithm can.
+/// The launch of all ranks, if that algorithm can.
 fn launched(call: &Call, layout: &SymmetricBufferLayout, algorithm: Algorithm) -> Option<Vec<Launch<DirectArgs>>> {
     let Call { kind, dtype, redop: op, root, count, nranks, .. } = *call;
     let by = |rank| {
@@ -412,7 +412,8 @@ impl Scene {
         self.check_ends(self.layout.nranks);
     }
 
-    /// What holds however kernels end: nobody wrote where nothing is to be written, and each was counted on the symmetric buffers of the ranks that called.
+    /// Checks that hold however kernels end: nobody wrote where nothing is to be written, and each was counted on the symmetric buffers of
+    /// the ranks that called.
     fn check_ends(&self, ranks: u32) {
         for (number, called) in self.calls.iter().enumerate() {
             for (rank, buffers) in called.buffers.iter().enumerate() {

@@ -22,7 +22,7 @@ struct Channel {
     abort: u64,
 }
 
-/// Where a rank's words are in its memory, and what it copies.
+/// Offsets of a rank's words in its memory, and its copies.
 const COUNTS: u64 = 64;
 const ABORT: u64 = 128;
 const RESULT: u64 = 192;

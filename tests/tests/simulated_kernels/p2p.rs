@@ -9,7 +9,7 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::{Buffer, MACHINE, Memory, draw, name_symmetric_buffers};
 
-/// What one rank sends another.
+/// A message of one rank to another.
 struct Sent {
     from: u32,
     to: u32,

@@ -1,4 +1,4 @@
-// What mccs/device.cuh does on a GPU, as the simulation has it: included there, in the place of the instructions.
+// Instructions of mccs/device.cuh on a GPU, as the simulation has them: included there, in their place.
 inline u64 load(const u64* from) {
     simulated::step();
     return simulated::load<u64>(reinterpret_cast<uint64_t>(from));

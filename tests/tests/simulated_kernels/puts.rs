@@ -29,7 +29,7 @@ struct PutService {
     ranks: [PutRank; 2],
 }
 
-/// Where a rank's words are in its memory, and what it puts from.
+/// Offset of a rank's words in its memory, and what it puts from.
 const SEEN_TAIL: u64 = 64;
 const TAKEN: u64 = 128;
 const TAIL: u64 = 192;

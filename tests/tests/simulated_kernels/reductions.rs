@@ -10,10 +10,10 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::{Begun, Buffer, Deed, MACHINE, draw};
 
-/// What a word has before anybody is told.
+/// Value of a word before anybody is told.
 const BEFORE: u64 = 7;
 
-/// What is reduced, and how.
+/// Operands of a reduction, and its operator.
 #[derive(Debug)]
 struct Reduced {
     dtype: DataType,
@@ -105,9 +105,9 @@ struct Pieces {
     done: Vec<u64>,
     counters: Vec<u32>,
     scalar: Box<u64>,
-    /// What was seen when words told of pieces.
+    /// Bytes that were seen when words told of pieces.
     seen: Vec<u8>,
-    /// Who brings a piece of a source; by source.
+    /// Deeds that bring a piece of a source; by source.
     brings: Vec<Vec<Deed>>,
     looks: Vec<(u64, u64, Deed)>,
 }
@@ -285,7 +285,7 @@ impl Pieces {
         self.check(self.counters.iter().all(|counter| *counter == 0), "counters are not zero again");
     }
 
-    /// What holds however it ends.
+    /// Checks that hold however it ends.
     fn check_ends(&self) {
         let mut buffers = self.sources.iter().chain(&self.destinations);
         self.check(buffers.all(Buffer::is_whole), "written beside a buffer");

@@ -8,13 +8,13 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::{Begun, Buffer, Deed, MACHINE, draw};
 
-/// What the service writes to let every wait go on.
+/// Value by which the service lets every wait go on.
 const RELEASED: u64 = i64::MAX as u64;
 
-/// What the values in arguments say.
+/// Meaning of the values in arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Values {
-    /// What they are, with no word.
+    /// The values themselves, with no word.
     Themselves,
     /// They count from the number that is in a word.
     Ticket,
@@ -32,7 +32,7 @@ struct Staged {
     recv: Buffer,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// What was in the slot when the service was told.
+    /// Bytes in the slot when the service was told.
     seen: Vec<u8>,
     launches: Vec<Launch<StageArgs>>,
     takes: Deed,

@@ -60,13 +60,13 @@ struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// What was measured, in microseconds of each round.
+/// Measurements, in microseconds of each round.
 #[derive(Serialize, Clone)]
 struct Line {
     what: String,
-    /// Of a put; 0 for signals.
+    /// Bytes of a put; 0 for signals.
     bytes: u64,
-    /// Of a trigger, a round trip, a put or a copy.
+    /// Times of a trigger, a round trip, a put or a copy.
     us: Vec<f64>,
 }
 
@@ -80,7 +80,7 @@ struct Side {
     memory: DeviceMemory,
     half: u64,
     channels: PortChannels,
-    /// What the first block signals by, and waits at, and the same of the second.
+    /// Channels by which the first block signals, and waits, and the same of the second.
     out: [PortChannel; 2],
     receive: [PortChannel; 2],
     /// For signals that nobody waits for.
@@ -158,7 +158,7 @@ impl Side {
         })
     }
 
-    /// Of signals that nobody waits for.
+    /// Arguments of signals that nobody waits for.
     fn unheard(&self, rounds: u64) -> anyhow::Result<PutsArgs> {
         let channel = self.unheard.device().map(bytemuck::cast).context("a channel of a GPU")?;
         Ok(PutsArgs { out: [channel; 2], ..self.args(0, rounds)? })

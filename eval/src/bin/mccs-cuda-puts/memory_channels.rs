@@ -21,7 +21,7 @@ pub struct MemorySide {
     part_bytes: u64,
     /// The channels of each block, as kernels look them up.
     table: DeviceMemory,
-    /// Of the next packets, in step with the other rank's.
+    /// Flag of the next packets, in step with the other rank's.
     flag: Cell<u64>,
     _channels: MemoryChannels,
 }
@@ -55,7 +55,7 @@ impl MemorySide {
         Ok(MemorySide { me, memory, part_bytes, table, flag: Cell::new(1), _channels: channels })
     }
 
-    /// What a kernel is given.
+    /// Arguments of a kernel.
     pub fn args(&self, bytes: u64, rounds: u64, packets: bool) -> MemoryChannelsArgs {
         let flag = self.flag.replace(self.flag.get() + rounds);
         MemoryChannelsArgs {

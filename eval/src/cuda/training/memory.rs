@@ -77,7 +77,7 @@ impl Memory {
         f32::from_bits(u32::from(bits) << 16)
     }
 
-    /// What a collective's output must be at an element.
+    /// Expected output of a collective at an element.
     fn expected(&self, action: &Action, own: usize, index: u64) -> f32 {
         let Action::Collective { kind, from: (_, at), count, .. } = *action else { return f32::NAN };
         let (first, ranks) = (at / ELEMENT_BYTES, 0..self.patterns.len());

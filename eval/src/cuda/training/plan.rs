@@ -80,13 +80,13 @@ impl Shape {
         12 * u64::from(self.width).pow(2) * ELEMENT_BYTES
     }
 
-    /// Of all layers.
+    /// Bytes of all layers.
     #[must_use]
     pub fn model_bytes(&self) -> u64 {
         self.layer_bytes() * u64::from(self.layers)
     }
 
-    /// Of what goes from layer to layer.
+    /// Bytes that go from layer to layer.
     #[must_use]
     pub fn activation_bytes(&self) -> u64 {
         u64::from(self.tokens) * u64::from(self.width) * ELEMENT_BYTES
@@ -113,11 +113,11 @@ impl Shape {
 /// A stream of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamRole {
-    /// Of the model.
+    /// The stream of the model.
     Compute,
-    /// Of collectives.
+    /// The stream of collectives.
     Collectives,
-    /// Of FSDP's reduce-scatters, beside its all-gathers.
+    /// The stream of FSDP's reduce-scatters, beside its all-gathers.
     Scatters,
 }
 
@@ -126,7 +126,7 @@ pub enum StreamRole {
 pub enum Space {
     /// Data that differ by rank, and that nobody writes: gradients as the backward pass makes them, a shard's parameters, tokens.
     Source,
-    /// What is sent.
+    /// Bytes to be sent.
     Staging,
     /// Results of collectives.
     Result,
@@ -153,7 +153,7 @@ pub enum Action {
         /// So many.
         bytes: u64,
     },
-    /// What `later` does from here on waits for what `earlier` was given so far.
+    /// Later work of `later` waits for the work that `earlier` was given so far.
     Join {
         /// Stream.
         earlier: StreamRole,
@@ -166,9 +166,9 @@ pub enum Action {
         kind: CollectiveKind,
         /// Stream.
         stream: StreamRole,
-        /// What it reads.
+        /// Its input.
         from: (Space, u64),
-        /// Where in `Result` it writes, but for all-reduces, which write to where they read.
+        /// Offset in `Result` of its output; all-reduces write to where they read.
         to: u64,
         /// Elements.
         count: u64,
@@ -178,11 +178,11 @@ pub enum Action {
 /// Bytes of a rank's buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Of [`Space::Source`].
+    /// Bytes of [`Space::Source`].
     pub source: u64,
-    /// Of [`Space::Staging`].
+    /// Bytes of [`Space::Staging`].
     pub staging: u64,
-    /// Of [`Space::Result`].
+    /// Bytes of [`Space::Result`].
     pub result: u64,
 }
 
@@ -191,7 +191,7 @@ pub struct Layout {
 pub struct Plan {
     /// In the order in which they are enqueued.
     pub actions: Vec<Action>,
-    /// What they need.
+    /// The spaces that they need.
     pub layout: Layout,
 }
 

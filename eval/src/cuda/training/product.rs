@@ -101,7 +101,7 @@ fn source() -> String {
     text
 }
 
-/// What a lane's rows begin from, and how many rows further down they are.
+/// The start of a lane's rows, and how many rows further down they are.
 fn pointers() -> impl Iterator<Item = (&'static str, usize)> {
     let rows = (0..2 * ROW_FRAGMENTS).map(|row| ("a", 8 * row));
     rows.chain((0..COLUMN_FRAGMENTS).map(|column| ("b", 8 * column)))
@@ -178,7 +178,7 @@ const HEAD: &str = "\
 .reg .b64 %a, %b, %to, %y, %step, %back;
 ";
 
-/// Where a lane's first elements are: block `down` tiles down and `across` tiles across; in it warp `warp % 2` down and `warp / 2` across.
+/// Place of a lane's first elements: block `down` tiles down and `across` tiles across; in it warp `warp % 2` down and `warp / 2` across.
 const PLACE: &str = "\
 mov.u32 %block, %ctaid.x;
 mov.u32 %thread, %tid.x;

@@ -33,7 +33,7 @@ impl Communicator {
         }
     }
 
-    /// What has failed without a call, if anything.
+    /// A failure without a call, if there is one.
     ///
     /// # Errors
     /// That.
@@ -56,7 +56,7 @@ pub struct Trainer {
     multiplier: Multiplier,
     /// By [`StreamRole`].
     streams: [OwnedStream; 3],
-    /// Of joins, in turn: an event is recorded again only when it was waited for.
+    /// Events of joins, in turn: an event is recorded again only when it was waited for.
     joins: Vec<Event>,
     next_join: usize,
     seed: u64,
@@ -167,7 +167,7 @@ impl Trainer {
     /// Times of so many steps, one behind the other, as the compute stream sees them. `warmup` steps before them are not timed.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn time_steps(
         &mut self,
         plan: &Plan,
@@ -205,7 +205,7 @@ impl Trainer {
     /// A step on spoiled memory, whose results are looked at: elements that are wrong.
     ///
     /// # Errors
-    /// What failed.
+    /// The failure.
     pub fn check(&mut self, plan: &Plan, on: &Communicator) -> anyhow::Result<u64> {
         let context = self.context.clone();
         let _entered = context.enter()?;
@@ -219,7 +219,7 @@ impl Trainer {
     /// Checks the kernel: a product of small integers against the processor's.
     ///
     /// # Errors
-    /// What failed, or is wrong.
+    /// The failure, or the wrong result.
     pub fn check_product(&mut self) -> anyhow::Result<()> {
         let context = self.context.clone();
         let _entered = context.enter()?;

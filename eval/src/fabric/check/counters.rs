@@ -33,7 +33,7 @@ impl Arrivals {
         topology.spines.iter().map(of_spine).collect::<Result<_>>().map(Arrivals)
     }
 
-    /// What came since `earlier`.
+    /// Arrivals after `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Arrivals) -> Self {
         let pairs = self.0.iter().zip(&earlier.0);

@@ -15,7 +15,7 @@ use crate::fabric::error::{FabricError, Result};
 use crate::fabric::netns;
 use crate::fabric::topology::Host;
 
-/// What is written and read at once.
+/// Bytes that are written and read at once.
 const BLOCK_BYTES: usize = 256 << 10;
 /// Nothing that works takes longer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -91,7 +91,7 @@ impl Flow {
     pub fn transfer(&mut self, bytes: u64) -> Result<()> {
         let Flow { sender, receiver, names } = self;
         let arrived = std::thread::scope(|scope| {
-            // What it could not send does not arrive.
+            // Bytes that it could not send do not arrive.
             scope.spawn(|| io::copy(&mut io::repeat(0).take(bytes), sender));
             io::copy(&mut receiver.take(bytes), &mut io::sink())
         });

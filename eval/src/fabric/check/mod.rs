@@ -23,7 +23,7 @@ use super::topology::{Host, Topology};
 
 /// Payload of a flow whose way is looked at: its acknowledgements alone are more than [`NOISE_BYTES`].
 const PROBE_BYTES: u64 = 4 << 20;
-/// What may pass a spine that a flow is not on: address resolution, and the end of the flow before.
+/// Packets that may pass a spine that a flow is not on: address resolution, and the end of the flow before.
 const NOISE_BYTES: u64 = 1 << 10;
 /// Flows a spine, and payload of each, to see how a leaf spreads.
 const SPREAD_FLOWS: usize = 32;
@@ -57,7 +57,7 @@ pub fn check(spec: &FabricSpec, rates: Option<Duration>) -> Result<Report> {
     Ok(Report { sections })
 }
 
-/// What the questions are asked of.
+/// Subject of the questions.
 struct Probing<'a> {
     spec: &'a FabricSpec,
     topology: &'a Topology,
@@ -234,7 +234,7 @@ fn rate_row(pair: RackPair<'_>, over: String, port: u16, configured: Option<Rate
     let mut tries = 1;
     let measured = loop {
         let measured = pair.connect(port).and_then(|flow| flow.rate(time / 4, time));
-        // What a link carried once it can carry; a flow may fall short because the machine had other work.
+        // A link's rate once it can carry; a flow may fall short because the machine had other work.
         let is_short = measured.as_ref().is_ok_and(|rate| ratio_of(*rate).is_some_and(|ratio| ratio < RATE_LEAST));
         if !is_short || tries == RATE_TRIES {
             break measured;
@@ -266,7 +266,7 @@ fn rate_fault(ratio: f64) -> Option<String> {
     }
 }
 
-/// Where a flow's bytes came into spines.
+/// Bytes of a flow that came into spines.
 struct SpineBytes {
     /// Into its spine from the sender's leaf.
     forward: u64,

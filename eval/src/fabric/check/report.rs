@@ -19,7 +19,7 @@ pub struct Section {
 pub struct Row {
     /// As many as there are columns; fewer where a fault says the rest.
     pub cells: Vec<String>,
-    /// What is wrong.
+    /// The fault.
     pub fault: Option<String>,
 }
 

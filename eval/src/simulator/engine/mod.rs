@@ -29,7 +29,7 @@ pub enum SimulationError {
     /// A rank that has no place.
     #[error("job {job}: there is no host and device {place:?}; write for example \"h0:1\"")]
     NoSuchPlace {
-        /// Whose.
+        /// The tenant's name.
         job: String,
         /// As written.
         place: String,
@@ -51,7 +51,7 @@ pub enum SimulationError {
     Stuck(usize),
 }
 
-/// What became of a job.
+/// The result of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobResult {
     /// Name.

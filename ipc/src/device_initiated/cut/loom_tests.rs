@@ -25,7 +25,7 @@ fn words(epoch: u64) -> [u64; STRATEGY_WORDS] {
     [epoch * 10, epoch * 10 + 1]
 }
 
-/// What a rank runs an operation under, whole.
+/// The strategy under which a rank runs an operation, whole.
 fn epoch_of(page: &StrategyTable, operation: u64) -> u64 {
     let in_force = page.published_strategy(operation).expect("a strategy");
     assert_eq!(in_force.words, words(in_force.epoch));
@@ -116,7 +116,7 @@ fn loom_a_strategy_stays_while_a_rank_may_need_it() {
     });
 }
 
-/// What a rank captures its first collective of a graph under, whole.
+/// The strategy under which a rank captures its first collective of a graph, whole.
 fn capture(page: &StrategyTable, rank: u32, bell: &Bell) -> u64 {
     if !page.begin_graph(rank) {
         wait_until_open(page, Some(bell));
@@ -179,7 +179,7 @@ fn loom_what_is_captured_moves_on_between_graphs_alone() {
 }
 
 /// Both capture, run what they have captured, which waits for both, and destroy it: whenever the service publishes, they captured under
-/// the same strategy, whole also where its slot would be the next to be used again. What is captured then runs under the last.
+/// the same strategy, whole also where its slot would be the next to be used again. Later captures then run under the last.
 #[test]
 fn loom_a_graph_that_has_run_and_gone_had_the_strategy_of_the_others() {
     check(|| {

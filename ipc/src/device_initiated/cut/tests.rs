@@ -161,7 +161,7 @@ impl Pace {
 fn all_ranks_run_each_operation_under_the_same_strategy() {
     const RANKS: u32 = 3;
     const CHANGES: u64 = 20_000;
-    /// What a stream takes before its caller waits for others.
+    /// Operations that a stream takes before its caller waits for others.
     const APART: u64 = 64;
     let (service, page, mut publisher) = pages(RANKS);
     let is_over = AtomicBool::new(false);

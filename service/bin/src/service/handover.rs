@@ -11,13 +11,13 @@ use mccs_tenants::regions::LeavingElsewhere;
 use super::{Listening, Service, Tenants};
 use crate::sockets::SocketAndLock;
 
-/// What keeps this process' service from being handed over, whatever its sessions do.
+/// The obstacle that keeps this process' service from being handed over, whatever its sessions do.
 pub(crate) fn obstacle() -> Option<&'static str> {
     (std::process::id() == 1).then_some("the service is process 1 of its container, which would end with it")
 }
 
 impl Service {
-    /// What another program goes on listening with.
+    /// Sockets on which another program goes on listening.
     #[must_use]
     pub fn listening(&self) -> &Listening {
         &self.listening
@@ -44,7 +44,7 @@ impl Service {
     /// is to [move again](Service::move_again). `ends_sessions`: those that cannot be handed over end with the hand-over.
     ///
     /// # Errors
-    /// What cannot be handed over, or does not come to rest in time.
+    /// A part cannot be handed over, or does not come to rest in time.
     pub fn stand_still(&self, within: Duration, ends_sessions: bool) -> Result<WithDescriptors<State>, NotStill> {
         let (ids, wake) = (|| self.session_ids(), || self.wake_sessions());
         let parts = self.handover.stand_still(&ids, &wake, within, ends_sessions)?;

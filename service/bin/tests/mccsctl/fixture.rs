@@ -84,7 +84,7 @@ impl Fixture {
         mccsctl().arg("--socket").arg(self.at("mccs-control.sock")).args(arguments).output().expect("runs")
     }
 
-    /// What it prints.
+    /// Its output.
     pub fn says(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {output:?}");

@@ -96,7 +96,7 @@ fn json_has_the_keys_that_the_document_says() {
     for check in ["configuration", "service", "cluster"] {
         assert_eq!(verdict_of(check).as_ref().and_then(|verdict| verdict.as_str()), Some("ok"), "{check}: {doctor}");
     }
-    // Of the service's process, whose user this one is.
+    // Checks of the service's process, whose user this one is.
     assert!(verdict_of("containers").is_some() && verdict_of("cpus").is_some(), "{doctor}");
     let has_problem = findings.iter().any(|one| one["verdict"] == "problem");
     assert_eq!(output.status.success(), !has_problem, "{output:?}");

@@ -145,7 +145,7 @@ fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
         text.contains("~ communicator") && added.iter().any(|line| line.ends_with("from h0: as they like")),
         "{text}"
     );
-    // What stays is there, without a mark.
+    // Unchanged lines are there, without a mark.
     assert!(text.lines().any(|line| line.trim_start().starts_with("channel 0: ring")), "{text}");
 }
 
@@ -235,7 +235,7 @@ fn a_strategy_is_chosen_by_hand_and_given_back() {
     assert_eq!(fixture.shown().epoch, by_hand + 2, "a mistake changes nothing");
     let text = "--algorithm host_tree --channels 3 --transport tcp --window 5".split(' ').collect::<Vec<_>>();
     let made = fixture.says_in_json(&reconfigure(number, &text));
-    // What hosts refuse has had a number as well.
+    // A strategy that hosts refuse has had a number as well.
     let by_options = made["reconfigured"]["epoch"].as_u64().expect("a number");
     assert!(by_options > by_hand + 2, "{made}");
     sum();

@@ -1,4 +1,4 @@
-//! Who is stuck, and what has failed: of a host, and of a cluster.
+//! Stuck and failed communicators: of a host, and of a cluster.
 
 use std::process::Output;
 use std::time::Duration;
@@ -129,7 +129,7 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
         let said = fixture.complains(&["merge-traces", of, "--out", &merged.display().to_string()]);
         assert!(said.contains(why) && !merged.exists(), "{said}");
     }
-    // What is there stays until there is another.
+    // An existing file stays until there is another.
     std::fs::write(&merged, "an earlier one").expect("a file");
     let said = fixture.complains(&["merge-traces", &other, "--out", &merged.display().to_string()]);
     assert_eq!(std::fs::read_to_string(&merged).expect("a file"), "an earlier one", "{said}");

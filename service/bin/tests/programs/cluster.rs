@@ -30,7 +30,7 @@ pub fn policy(name: &str) -> String {
 }
 
 impl Cluster {
-    /// Of the workers and the first so many that may decide.
+    /// The cluster of the workers and the first so many that may decide.
     pub fn new(controllers: usize) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let names = [&CONTROLLERS[..controllers], &WORKERS[..]].concat();
@@ -112,7 +112,7 @@ impl Cluster {
         }
     }
 
-    /// Who is the controller, as a host knows.
+    /// The controller, as a host knows.
     pub fn office(&self, folder: &str) -> OfficeView {
         match self.ask(folder, ControllerRequest::Office) {
             Ok(ControllerAnswer::Office(view)) => view,
@@ -133,7 +133,7 @@ impl Cluster {
 
     /// Whether a policy is in force everywhere, as that controller sees it and workers run it.
     pub fn is_in_force(&self, folder: &str, name: &str) -> bool {
-        // Who is no controller now has none in force.
+        // A host that is no controller now has none in force.
         let Ok(ControllerAnswer::Show(view)) = self.ask(folder, ControllerRequest::Show) else { return false };
         let is_steered = |flow: &str| flow.starts_with("spine") == (name == "ffa");
         let mut decided: Vec<u64> = view.communicators.iter().map(|comm| comm.epoch).collect();

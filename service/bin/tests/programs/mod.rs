@@ -1,4 +1,4 @@
-//! What tests of the programs share: a service as a process, and the operator's tool.
+//! Helpers of the programs' tests: a service as a process, and the operator's tool.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;

@@ -22,14 +22,14 @@ pub struct Host {
     pub pid: u32,
 }
 
-/// What of a configuration stays, and what the service is started with.
+/// The part of a configuration that stays, and the arguments of the service.
 pub struct Keys {
     /// Further keys of `[service]`.
     pub service: String,
     /// `cuda.use`.
     pub cuda: &'static str,
     pub arguments: Vec<String>,
-    /// Where libraries are looked for first.
+    /// First folder of libraries.
     pub libraries: Option<PathBuf>,
 }
 
@@ -175,7 +175,7 @@ impl Rank {
         self.comm.nranks()
     }
 
-    /// What a rank contributes to a call.
+    /// A rank's contribution to a call.
     pub fn contribution(seed: u64, call: u64, rank: u32, count: usize) -> Vec<i32> {
         let mut random = StdRng::seed_from_u64(seed ^ call << 20 ^ u64::from(rank) << 8);
         (0..count).map(|_| random.random_range(-1_000_000..1_000_000)).collect()

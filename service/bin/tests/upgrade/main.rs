@@ -46,7 +46,7 @@ fn idle_sessions_go_on_with_their_memory_streams_and_handles() {
     drop(gone);
     // SAFETY: nothing is in flight.
     unsafe { kept.as_mut_slice() }.fill(7);
-    // What was freed is charged until it has been given back.
+    // Freed memory is charged until it has been given back.
     let before = loop {
         let asked = host.asks(&["sessions"]);
         if asked["sessions"][0]["tenant_memory_bytes"] == 3 << 20 {
@@ -252,7 +252,7 @@ fn what_waits_is_not_late_by_a_hand_over_that_is_refused() {
     ranks[0].check(seed, 0, COUNT_MAX);
 }
 
-/// What the script above calls: it starts, and does nothing with the state.
+/// The program of the script above: it starts, and does nothing with the state.
 #[test]
 #[ignore = "a program that another test starts"]
 fn a_program_that_never_takes() {
@@ -268,7 +268,7 @@ fn a_program_that_never_takes() {
     drop((begun, state));
 }
 
-/// What a script above calls: it takes over state of another version.
+/// The program of a script above: it takes over state of another version.
 #[test]
 #[ignore = "a program that another test starts"]
 fn a_program_of_another_state() {

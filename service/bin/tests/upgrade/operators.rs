@@ -1,4 +1,4 @@
-//! What operators choose: which program, what ends; and what they see of an upgrade.
+//! Choices of operators: which program, what ends; and their view of an upgrade.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -110,7 +110,7 @@ fn counters(at: SocketAddr) -> BTreeMap<String, f64> {
     counted.map(|(series, value)| (series.to_owned(), value.parse().expect("a number"))).collect()
 }
 
-/// Of the process itself, as `docs/METRICS.md` says.
+/// Metrics of the process itself, as `docs/METRICS.md` says.
 const BEGIN_ANEW: [&str; 3] =
     ["mccs_runtime_rounds_total", "mccs_runtime_parks_total", "mccs_engine_work_seconds_total"];
 

@@ -35,7 +35,7 @@ fn finished(value: i64) -> i64 {
     value.wrapping_mul(3).wrapping_add(1)
 }
 
-/// What a rank's output must be.
+/// Expected output of a rank.
 fn reference(problem: &Problem, rank: u32) -> Vec<i64> {
     let &Problem { kind, nranks, root, count, .. } = problem;
     let sum = |element| finished((0..nranks).fold(0i64, |sum, src| sum.wrapping_add(scaled(src, input(src, element)))));
@@ -77,7 +77,7 @@ impl Rank {
                 Kind::AllToAll | Kind::Barrier => {}
             }
         }
-        // What nobody wrote is not zero: adding it must show.
+        // Memory that nobody wrote is not zero: adding it must show.
         let stale = |length| vec![-7_777_777; length];
         let homes = [stale(send_count), stale(recv_count), stale(schedule.scratch_count as usize)];
         let mut this = Rank { rank, send, recv, homes };

@@ -59,7 +59,7 @@ fn hosts(host_of: &[usize]) -> Vec<Vec<u32>> {
     (0..last).map(ranks).filter(|ranks| !ranks.is_empty()).collect()
 }
 
-/// What can be built: single-pass schedules need one host.
+/// Algorithms that can be built: single-pass schedules need one host.
 fn algorithms(strategy: &Strategy) -> impl Iterator<Item = Algorithm> + use<> {
     let is_mapped = strategy.hosts.len() <= 1;
     Algorithm::ALL.into_iter().filter(move |algorithm| is_mapped || *algorithm != Algorithm::SinglePass)

@@ -1,8 +1,8 @@
 //! A verifier that accepts broken schedules proves nothing: breaks every step of many schedules in every way below.
 //!
-//! What survives must be equivalent, which the interpreter decides. Two kinds of mutants have such survivors: steps
-//! that may run in either order (sends to two peers; a send, and a later step that needs it no sooner), and in place,
-//! steps of a copy onto itself.
+//! A mutant that survives must be equivalent, which the interpreter decides. Two kinds of mutants have such
+//! survivors: steps that may run in either order (sends to two peers; a send, and a later step that needs it no
+//! sooner), and in place, steps of a copy onto itself.
 
 use std::collections::BTreeMap;
 
@@ -201,7 +201,7 @@ fn mutants_are_refused_or_equivalent() {
         assert!(*refused > 0, "{mutation:?} in place {in_place} is never noticed");
         let may_survive = match mutation {
             Mutation::SwapWithNext => true,
-            // Of a copy: twice gives the same; onto itself it gives nothing.
+            // A copy, twice, gives the same; onto itself it gives nothing.
             Mutation::Repeat => true,
             Mutation::Drop | Mutation::Shorten | Mutation::DropTarget => *in_place,
             _ => false,

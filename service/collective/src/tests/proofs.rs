@@ -1,4 +1,4 @@
-//! What [`build`] makes is proven; what it cannot make, and what is broken in known ways, is refused.
+//! Schedules of [`build`] are proven; those that it cannot make, and those that are broken in known ways, are refused.
 
 use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
@@ -70,7 +70,7 @@ fn exchange() -> Schedule {
     message(CollectiveKind::AllReduce, vec![program(0, 1), program(1, 0)])
 }
 
-/// What the vector clocks are for: in place, this program is right in some interleavings, and wrong in others.
+/// The purpose of the vector clocks: in place, this program is right in some interleavings, and wrong in others.
 #[test]
 fn overwriting_what_a_peer_may_still_read_is_refused() {
     assert_eq!(verify(&exchange(), false), Ok(()));
@@ -240,7 +240,7 @@ fn an_all_to_all_may_leave_the_own_part() {
     assert_eq!([1, 4_095, 1 << 16].map(channels), [1, 1, 3]);
 }
 
-/// What GPUs reduce round a ring of hosts goes on by one place at a time, on each channel.
+/// A reduction by GPUs round a ring of hosts goes on by one place at a time, on each channel.
 #[test]
 fn one_hop_takes_what_each_rank_has_to_the_next_one_of_the_ring() {
     for (ring, channels) in [(vec![], 1), (vec![2, 0, 3, 1], 1), (vec![3, 1, 0, 2], 3), (vec![0, 1, 2, 3], 5)] {
@@ -316,7 +316,7 @@ fn a_reduce_scatter_reuses_its_scratch() {
     assert!(schedule.scratch_count <= problem.count / 5, "{} elements", schedule.scratch_count);
 }
 
-/// What hierarchy is for: a host's link carries what its ranks have in common once.
+/// The purpose of hierarchy: a host's link carries what its ranks have in common once.
 #[test]
 fn hosts_send_as_few_bytes_as_their_algorithm_says() {
     let sent = |algorithm, kind, placement: &[usize], count| {

@@ -13,7 +13,7 @@ use crate::schedule::{Buffer, Problem, Schedule, Span};
 /// A range of real memory: where buffers alias, of the one that holds both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
-    /// Whose.
+    /// The tenant's name.
     pub rank: u32,
     /// Which buffer.
     pub buffer: Buffer,
@@ -101,7 +101,7 @@ impl Machine {
         }
     }
 
-    /// Where a span really lies.
+    /// True place of a span.
     pub(super) fn access(&self, rank: u32, span: Span) -> Result<Access, Fault> {
         if rank >= self.problem.nranks {
             return Err(Fault::NoSuchRank(rank));
@@ -161,7 +161,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What a rank's output must hold: contributions at the start of each span.
+    /// Expected output of a rank: contributions at the start of each span.
     fn expected(&self, rank: u32) -> Vec<(Span, Vec<(u32, u64)>)> {
         use CollectiveKind as Kind;
         let Problem { kind, nranks, root, count, .. } = self.problem;
@@ -183,10 +183,10 @@ impl Machine {
             }
             Kind::Broadcast => vec![(whole, vec![(root, 0)])],
             Kind::Scatter => vec![(whole, vec![(root, block(rank))])],
-            // Whose it is says the strategy.
+            // The strategy says whose it is.
             Kind::AllGather if self.problem.one_hop => Vec::new(),
             Kind::AllGather | Kind::Gather => by_rank(0),
-            // What stays is no output.
+            // A part that stays is no output.
             Kind::AllToAll if self.problem.leaves_own => {
                 let own = block(rank);
                 by_rank(own).into_iter().filter(|(span, _)| span.offset != own).collect()

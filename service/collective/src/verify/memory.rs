@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What an interval holds: at its start, these elements of these ranks' inputs, sorted; further on, the next ones.
+/// Content of an interval: at its start, these elements of these ranks' inputs, sorted; further on, the next ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Value {
     /// Rank, and element of its input.
@@ -101,7 +101,7 @@ impl Memory {
     }
 }
 
-/// Combines two equally long ranges element by element. What nobody wrote stays unwritten.
+/// Combines two equally long ranges element by element. Memory that nobody wrote stays unwritten.
 pub(super) fn combine(a: &[Segment], b: &[Segment]) -> Vec<Segment> {
     let mut combined = Vec::with_capacity(a.len() + b.len());
     let (mut left, mut right) = (a.iter().peekable(), b.iter().peekable());

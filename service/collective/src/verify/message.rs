@@ -32,9 +32,9 @@ pub(super) struct Run<'a> {
     uses: Vec<(Access, bool)>,
 }
 
-/// What is left of a channel that has run.
+/// Remains of a channel that has run.
 pub(super) struct Ended {
-    /// What it read, and (true) wrote.
+    /// Its reads, and (true) writes.
     pub(super) uses: Vec<(Access, bool)>,
     /// Clocks at the end, by program.
     pub(super) clocks: Vec<Vec<u64>>,

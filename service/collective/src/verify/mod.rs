@@ -26,7 +26,7 @@ use self::message::Run;
 use super::ScheduleError;
 use super::schedule::{Channel, Program, Schedule, Shape, Span};
 
-/// What is wrong with a schedule, and where.
+/// The fault of a schedule, and its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Violation {
     /// Channel, for message schedules.
@@ -35,7 +35,7 @@ pub struct Violation {
     pub rank: u32,
     /// Step of the program, or number of the move.
     pub step: Option<usize>,
-    /// What.
+    /// The fault.
     #[source]
     pub fault: Fault,
 }
@@ -53,7 +53,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What can be wrong with a schedule. Places are of real memory: of a call in place, the buffer that holds both.
+/// Faults of schedules. Places are of real memory: of a call in place, the buffer that holds both.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// Nothing solves it.
@@ -107,9 +107,9 @@ pub enum Fault {
     WrongFlag {
         /// Which operand.
         operand: &'static str,
-        /// What the step says.
+        /// The step's claim.
         claimed: &'static str,
-        /// What is there.
+        /// The content.
         held: String,
     },
     /// The scalar stays with its rank.
@@ -131,7 +131,7 @@ pub enum Fault {
     /// Some interleaving changes what the peer is about to read.
     #[error("overwrites {access}, which program {peer} may still read")]
     OverwritesOffer {
-        /// What was offered.
+        /// The access that was offered.
         access: Access,
         /// To whom.
         peer: u32,
@@ -145,7 +145,7 @@ pub enum Fault {
     /// Two channels, or two moves, that may run at once, and one of them writes.
     #[error("uses {access}, as number {other} does, in no order")]
     Conflict {
-        /// What is used twice.
+        /// The access that is used twice.
         access: Access,
         /// The other channel or move.
         other: usize,
@@ -155,9 +155,9 @@ pub enum Fault {
     WrongOutput {
         /// Element of the receive buffer.
         at: u64,
-        /// What is there.
+        /// The content.
         held: String,
-        /// What should be there.
+        /// The right content.
         right: String,
     },
     /// A barrier that is none.
@@ -196,7 +196,7 @@ pub fn verify(schedule: &Schedule, in_place: bool) -> Result<(), Violation> {
 }
 
 /// Nobody is through before everybody has come: at its end, each program must know of a step of every other, on some channel.
-/// `clocks` are by channel, program and program. Of channels only those count whose programs are the first one's.
+/// `clocks` are by channel, program and program. Only those channels count whose programs are the first one's.
 fn check_barrier(channels: &[Channel], clocks: &[Vec<Vec<u64>>]) -> Result<(), Violation> {
     let Some(first) = channels.first() else {
         return Err(Violation { channel: None, rank: 0, step: None, fault: Fault::PassesBefore(0) });

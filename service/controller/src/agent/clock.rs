@@ -91,7 +91,7 @@ impl CommonClock {
         }
     }
 
-    /// What the common clock shows, and by how much that may be wrong; `None` before it was told.
+    /// Time of the common clock, and its possible error; `None` before it was told.
     #[must_use]
     pub fn now(&self, now: Instant) -> Option<(u64, Duration)> {
         let best = self.answers.iter().min_by_key(|answer| answer.error_at(now))?;
@@ -155,7 +155,7 @@ mod tests {
                     let (common_ns, error) = clock.now(now).expect("an answer");
                     let wrong_ns = common_ns.abs_diff(truth(now));
                     prop_assert!(u128::from(wrong_ns) <= error.as_nanos() + 1_000, "{wrong_ns} beyond {error:?}");
-                    // What drifts while the answer is under way. Who comes after the answer to a later question says nothing.
+                    // Drift while the answer is under way. An answer behind the answer to a later question says nothing.
                     let is_late = question < last_answered;
                     prop_assert!(is_late || error <= took.mul_f64(0.5 + DRIFT) + Duration::from_micros(3));
                     last_answered = question.max(last_answered);

@@ -19,9 +19,9 @@ const CLOCK_ANEW_WITHIN: Duration = Duration::from_secs(5);
 /// Engines are told anew when their times are wrong by more than this and more than the clock's own error.
 const TIME_SLACK: Duration = Duration::from_micros(20);
 
-/// What flows want is measured over so long.
+/// Time over which flows' wants are measured.
 const WANTS_OVER: Duration = Duration::from_secs(1);
-/// What they want is told in so many parts of what they may have, and nothing below one: whoever begins again needs some.
+/// Wants are told in so many parts of the allotment, and nothing below one: whoever begins again needs some.
 const WANTS_PARTS: u64 = 4;
 
 /// A pace that was told.
@@ -38,7 +38,7 @@ pub(super) struct Paced {
     pub(super) wants: Option<PaceWatch>,
 }
 
-/// What flows were seen to make of what they are allotted.
+/// Flows' use of their allotments.
 pub(super) struct PaceWatch {
     at: Instant,
     bits: u64,
@@ -110,7 +110,7 @@ impl Agent {
         for (comm, paced) in self.paces.iter_mut().filter(|(comm, _)| here.contains_key(comm)) {
             here[comm].watch(paced.pace.is_watched);
             here[comm].allot(paced.pace.allotment());
-            // Who was wrong by too much begins anew where it is clearly better.
+            // An estimate that was wrong by too much begins anew when it is clearly better.
             let margin = if paced.is_told_without_times { 2 } else { 1 };
             let is_wrong = |error: Duration| paced.pace.clock_error_max().is_some_and(|most| error * margin > most);
             let due = match (paced.told, time) {
@@ -196,7 +196,7 @@ impl Agent {
         while_obeyed.chain(with_times.filter_map(wrong_at)).chain(forgotten).min()
     }
 
-    /// What the common clock shows, and by how much that may be wrong, where this host needs it and knows it.
+    /// Time of the common clock, and its possible error, if this host needs it and knows it.
     #[must_use]
     pub fn common_time(&self, now: Instant) -> Option<(u64, Duration)> {
         self.clock.now(now).filter(|_| self.needs_time())

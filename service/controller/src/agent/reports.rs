@@ -11,7 +11,7 @@ use mccs_policy::Profile;
 use mccs_telemetry::placed::Chosen;
 use mccs_telemetry::profile::Measured;
 
-/// What was told of a communicator.
+/// Last report of a communicator.
 pub(super) struct Known {
     pub(super) report: Report,
     pub(super) profile: Option<Measured>,
@@ -109,7 +109,8 @@ impl Agent {
         self.with_profiles = with_profiles;
         // They are of another clock, or not wanted.
         self.known.values_mut().for_each(|known| (known.report.profile, known.told) = (None, None));
-        // What has ended and was not told yet is told besides: the same life may not have forgotten it.
+        // Communicators that have ended and were not told yet are told besides: the same life may not
+        // have forgotten them.
         self.untold.extend(self.known.keys().cloned());
         self.synced = Some(AgentMessage::Synced { life, is_paced: !self.paces.is_empty() });
         let dead = self.dead_paths.iter().cloned();

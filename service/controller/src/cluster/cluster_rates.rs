@@ -1,7 +1,7 @@
 //! Rates of all hosts' flows, as hosts told them: what an operator sees by path and by link.
 //!
-//! Rates are of payload, so that a link that is full shows a little less than it carries. What the switches' hash chooses is known to cross the
-//! links of its NICs, and no others.
+//! Rates are of payload, so that a link that is full shows a little less than it carries. A flow whose path the switches' hash chooses is
+//! known to cross the links of its NICs, and no others.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ use crate::rates::{HostRates, PathRate};
 /// Paths and links that the operator is shown, those that carry most: more than anybody reads.
 const SHOWN_MAX: usize = 1024;
 
-/// What all hosts have told last.
+/// Last reports of all hosts.
 #[derive(Debug, Default)]
 pub struct ClusterRates(BTreeMap<Name, HostRates>);
 
@@ -68,7 +68,7 @@ impl ClusterRates {
     }
 }
 
-/// What operators call a path: its spine, or what steers to it; and its NIC.
+/// Operators' name for a path: its spine, or what steers to it; and its NIC.
 pub(crate) fn path_label(path: &FlowPath, topology: &Topology) -> String {
     let spine = topology.spine_steered_to(path);
     let label = match (path.source_ports, path.dscp, spine) {

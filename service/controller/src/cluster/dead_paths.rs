@@ -1,9 +1,9 @@
 //! Infers dead links from dead paths that hosts report.
 //!
-//! A host that gets no answer from another over a spine knows that one of two links is dead: that of its own leaf to the spine, or
-//! that of the other's. Where one link is on all paths over a spine that are said to be dead it is that one; where none is, all of them
-//! are left, until hosts say that their paths answer. A host that is answered over no spine at all asks one that is dead itself, or
-//! whose leaf is cut off: that says nothing of any link, and no flow would be better off on another.
+//! A host that gets no answer from another over a spine knows that one of two links is dead: that of its own leaf to the spine, or that
+//! of the other's. If one link is on all paths over a spine that are said to be dead it is that one; if none is, all of them are left,
+//! until hosts say that their paths answer. A host that is answered over no spine at all asks one that is dead itself, or whose leaf is
+//! cut off: that says nothing of any link, and no flow would be better off on another.
 //!
 //! Deliberately absent: paths that nothing steers to, and those between pods, of which this says nothing; and probing, which is the
 //! agents' (`service/engines/src/controller/probes.rs`).
@@ -69,7 +69,7 @@ impl DeadPaths {
             if silent.get(&(from, peer.as_str(), device.as_ref())).is_some_and(|spines| spines.len() >= all) {
                 continue;
             }
-            // Where the other host takes flows in does not depend on the path.
+            // The other host's port does not depend on the path.
             let called = |transport| topology.port_called(*a, path.device.as_ref()?, transport);
             let device = called(TransportKind::Tcp).or_else(|| called(TransportKind::Rdma));
             let from_port = device.unwrap_or_else(|| topology.port_of(*a, 0));

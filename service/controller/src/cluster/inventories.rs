@@ -17,7 +17,7 @@ pub(crate) struct Inventories {
     by_host: BTreeMap<Name, Inventory>,
     /// The topology in force is to be compared with the hosts.
     is_to_compare: bool,
-    /// What contradicts them of it.
+    /// Contradictions between them and it.
     contradictions: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ impl Inventories {
         (!self.by_host.is_empty()).then_some(tenants)
     }
 
-    /// What of the topology in force contradicts hosts.
+    /// Contradictions between the topology in force and hosts.
     pub(crate) fn contradictions(&self) -> &[String] {
         &self.contradictions
     }

@@ -36,7 +36,7 @@ impl LinkFaults {
         &self.links
     }
 
-    /// What operators have said, from an earlier life.
+    /// Keeps operators' overrides of an earlier life.
     pub(crate) fn remember(&mut self, links: Vec<LinkOverride>) {
         for link in links {
             self.links.merge(link);

@@ -25,13 +25,13 @@ pub(crate) struct PaceTable {
 }
 
 impl PaceTable {
-    /// What hosts were told of a communicator, where that is something.
+    /// Hosts' last paces for a communicator, if there are any.
     pub(crate) fn of(&self, comm: &CommId) -> Vec<(String, HostPace)> {
         let told = self.told.get(comm).into_iter().flatten().filter(|(_, pace)| !pace.is_free());
         told.map(|(host, pace)| (host.to_string(), pace.clone())).collect()
     }
 
-    /// What flows want of what they are allotted.
+    /// Wants of flows, of their allotments.
     pub(crate) fn wants(&self) -> &Wants {
         &self.wants
     }

@@ -82,7 +82,7 @@ impl Communicator {
         &mut self.report
     }
 
-    /// What is planned, if it has a place in the network.
+    /// Its plan, if it has a place in the network.
     pub(crate) fn plan(&self) -> Option<&Plan> {
         self.plan.as_ref()?.as_ref().ok()
     }
@@ -105,7 +105,8 @@ impl Communicator {
     pub(crate) fn reported(&mut self, report: Report, decisions: &mut DecisionScheduler) {
         let before = &self.report;
         let is_as_planned = self.plan().is_some_and(|plan| plan.rings == report.chosen.rings);
-        // Who chose other rings by hand may have done so before it was pinned; others make room for what is pinned, wherever it goes.
+        // An operator who chose other rings by hand may have done so before it was pinned; others make room for pinned ones, wherever
+        // they go.
         let has_other_rings = before.chosen.rings != report.chosen.rings && !is_as_planned;
         let is_by_hand = has_other_rings || (report.is_pinned && before.chosen != report.chosen);
         let sends_otherwise = before.profile != report.profile;
@@ -141,7 +142,7 @@ impl Communicator {
             Some(Err(_)) => true,
             Some(Ok(plan)) => {
                 let epoch = self.report.chosen.epoch;
-                // Where its strategy is another one meanwhile its host says which.
+                // If its strategy is another one meanwhile, its host says which.
                 let refuses = |refusal: &Refusal| refusal.is_of(plan, epoch) && refusal.reports_until.is_none();
                 self.report.is_pinned
                     || plan.is_met_by(&self.report.chosen)
@@ -150,7 +151,7 @@ impl Communicator {
         }
     }
 
-    /// What is to be ordered of it now; and the entry of the history, where that was refused before.
+    /// The order that it wants now; and the entry of the history, if that was refused before.
     pub(crate) fn wanted(&mut self, now: Instant) -> Option<(&Plan, Option<u64>)> {
         let Some(Ok(plan)) = &self.plan else { return None };
         if self.order.is_some() {

@@ -35,11 +35,11 @@ struct Pending {
 pub(crate) struct Answered {
     pub(crate) order: u64,
     pub(crate) comm: CommId,
-    /// What was ordered.
+    /// The ordered plan.
     pub(crate) plan: Plan,
     /// Its host did not answer in time.
     pub(crate) is_late: bool,
-    /// Whose fault it is that it was refused, and why.
+    /// The reason for its refusal, and whose fault it is.
     pub(crate) refused: Option<(Whose, String)>,
 }
 
@@ -117,7 +117,7 @@ impl Orders {
             let (order, plan) = (self.last, plan.clone());
             let report = communicator.report();
             let expected_epoch = report.chosen.epoch;
-            // Who refuses again and again does not fill the history.
+            // A host that refuses again and again does not fill the history.
             let entry = entry.unwrap_or_else(|| {
                 let (rings, flows) = (plan.rings.len(), plan.flows.len());
                 let what = format!(
@@ -173,7 +173,7 @@ fn fits(change: &StrategyChange) -> bool {
     serde_json::to_vec(change).is_ok_and(|json| json.len() <= CHANGE_BYTES_MAX)
 }
 
-/// What a line of the history adds about what is not carried out.
+/// Text behind a line of the history, of parts that are not carried out.
 pub(crate) fn besides(not_enforced: &[String]) -> String {
     if not_enforced.is_empty() {
         return String::new();

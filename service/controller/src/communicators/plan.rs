@@ -26,14 +26,14 @@ use mccs_telemetry::placed::Chosen;
 /// Highest priority that a socket can have without a capability.
 const PRIORITY_MAX: u32 = 6;
 
-/// What a communicator is to do.
+/// A communicator's rings, paths, flows and paces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Order of ranks of each channel's ring.
     pub rings: Vec<Vec<u32>>,
     /// How collectives are carried out.
     pub algorithm: AlgorithmChoice,
-    /// What carries its flows, where hosts have a choice.
+    /// Transport of its flows, if hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Ways through the network, in the order of spines, then of NICs' names; one that steers nothing is the last.
     pub paths: Vec<FlowPath>,
@@ -41,7 +41,7 @@ pub struct Plan {
     pub flows: Vec<FlowChoice>,
     /// How fast and when flows leave each host that has some.
     pub paces: Vec<(String, HostPace)>,
-    /// What was decided besides, and is not carried out.
+    /// Parts of the decision that are not carried out.
     pub not_enforced: Vec<String>,
 }
 
@@ -76,11 +76,11 @@ impl Plan {
     }
 }
 
-/// What flows want of what they are allotted, by communicator and the host that they leave: bits of payload per second together, or
-/// `None` for all there is.
+/// Flows' wants of their allotments, by communicator and the host that they leave: bits of payload per second together, or `None`
+/// for all there is.
 pub type Wants = BTreeMap<CommId, BTreeMap<Name, Option<u64>>>;
 
-/// What all communicators are to do, in their order; or why one has no place in the network.
+/// Plans of all communicators, in their order; or why one has no place in the network.
 #[must_use]
 pub fn plan_all<'a>(
     config: &ClusterConfig,
@@ -94,7 +94,7 @@ pub fn plan_all<'a>(
     let view =
         View { topology: &config.network.topology, capacities: &capacities, jobs: &placed, rules: &config.rules };
     let decisions = config.policy.decide(&view);
-    // Where tenants have shares each flow is held to what it is allotted: the network itself would divide by flows.
+    // If tenants have shares, each flow is held to its allotment: the network itself would divide by flows.
     let has_shares = config.rules.has_shares();
     let weights = config.rules.weights(&placed);
     let mut rates = if has_shares { shares::rates(&view, &decisions) } else { Vec::new() };
@@ -284,7 +284,7 @@ fn pinned_to_broken(view: &View<'_>, decision: &Decision) -> Option<String> {
     ))
 }
 
-/// Where a flow is steered: over a spine, and by a NIC of its sender.
+/// A flow's steering: over a spine, and by a NIC of its sender.
 type Steered<'a> = (Option<u32>, Option<&'a Device>);
 
 /// The order of paths: those that steer to no spine come last.
@@ -295,7 +295,7 @@ fn in_order<'a>((spine, nic): &Steered<'a>) -> (bool, Option<u32>, Option<&'a De
 /// A flow: its channel, and the hosts that it leads from and to.
 type FlowKey<'a> = (u32, &'a str, &'a str);
 
-/// Where each flow of a decision is steered. Paths to which nothing steers are noted in `not_enforced`.
+/// Steering of each flow of a decision. Paths to which nothing steers are noted in `not_enforced`.
 fn steer<'a>(
     topology: &'a Topology,
     decision: &Decision,
@@ -321,8 +321,8 @@ fn steer<'a>(
     by_flow
 }
 
-/// What a decision comes to, over a transport; `rates` are what its flows are allotted, where tenants have shares, and `comm_of` what
-/// hosts call a communicator of the policy's.
+/// The plan of a decision, over a transport; `rates` are allotments of its flows, if tenants have shares, and `comm_of` is hosts'
+/// name for a communicator of the policy's.
 #[must_use]
 pub fn plan(
     topology: &Topology,

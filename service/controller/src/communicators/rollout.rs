@@ -27,10 +27,10 @@ use crate::messages::answer::Applied;
 use crate::messages::outbox::Ticket;
 use mccs_model::{CommId, Whose};
 
-/// What a rollout is of.
+/// Beginning of a rollout.
 #[derive(Default)]
 pub(crate) struct Start {
-    /// What is put in force again, should an order be refused for what it asks for.
+    /// Configuration to be put in force again, should an order be refused because of its content.
     pub(crate) before: Option<Arc<ClusterConfig>>,
     /// The operator who is answered when it ends.
     pub(crate) ticket: Option<Ticket>,
@@ -38,7 +38,7 @@ pub(crate) struct Start {
     pub(crate) is_said: bool,
 }
 
-/// What is being put in force.
+/// A configuration that is being put in force.
 pub(crate) struct Rollout {
     start: Start,
     /// In the history.
@@ -59,7 +59,7 @@ pub(crate) struct Rollout {
     next: Option<Texts>,
 }
 
-/// What becomes of a rollout.
+/// End of a rollout.
 pub(crate) enum Finish {
     /// Communicators are waited for, or there is none.
     Waits,
@@ -76,7 +76,7 @@ pub(crate) struct Ended {
     pub(crate) start: Start,
     /// In the history.
     pub(crate) entry: u64,
-    /// What it has come to, but for what is known of the cluster: what has no effect, and who is away.
+    /// Its result, but for what is known of the cluster: what has no effect, and who is away.
     pub(crate) applied: Applied,
     /// Files that have changed meanwhile.
     pub(crate) next: Option<Texts>,
@@ -178,11 +178,11 @@ impl Rollout {
         if order <= self.last_order && !is_late && !is_same {
             return;
         }
-        // Who keeps what it has is asked again, and may be heard of while others are waited for.
+        // A host that keeps its strategy is asked again, and may be heard of while others are waited for.
         let is_it = |(other, _): &mut (CommId, String)| *other == comm;
         let mut was_heard_of = self.kept.extract_if(.., is_it).count() > 0;
         if refused.is_none() {
-            // What was refused is carried out after all.
+            // A refused order is carried out after all.
             was_heard_of |= self.failed.extract_if(.., is_it).count() > 0;
         }
         if !waiting.remove(&comm) && !was_heard_of {
@@ -204,7 +204,7 @@ impl Rollout {
         if !waiting.is_empty() || (now < self.retries_until && self.kept.iter().any(is_asked)) {
             return false;
         }
-        // Who has ended could not be changed, and nobody minds.
+        // A communicator that has ended could not be changed, and nobody minds.
         self.failed.retain(|(comm, _)| comms.get(comm).is_some());
         self.kept.retain(|(comm, _)| comms.get(comm).is_some_and(|communicator| communicator.is_refused()));
         true
@@ -219,7 +219,7 @@ impl Rollout {
         let named = |(comm, reason): (CommId, String)| (comm.to_string(), reason);
         let applied = Applied {
             changed: in_words(self.changed),
-            // What was taken back is as it was.
+            // Paces that were taken back are as before.
             paced: if self.is_rolled_back { Vec::new() } else { self.paced.iter().map(ToString::to_string).collect() },
             failed: self.failed.into_iter().map(named).collect(),
             kept: self.kept.into_iter().map(named).collect(),

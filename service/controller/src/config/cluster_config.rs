@@ -25,7 +25,7 @@ pub struct Text {
     pub text: String,
 }
 
-/// What a text of the topology says.
+/// The network of a topology's text.
 pub struct Network {
     /// As it was read.
     pub text: Text,
@@ -46,7 +46,7 @@ impl Network {
         Ok(Network { text, file, topology, hosts })
     }
 
-    /// What of it contradicts hosts, by what they have said since: file, line, key and what would be right.
+    /// Contradictions between it and hosts, by what they have said since: file, line, key and what would be right.
     fn contradictions(&self, cluster: &[ActualHost<'_>]) -> Vec<Diagnostic> {
         self.file.contradictions(&self.text.text, &self.text.name, cluster)
     }
@@ -58,9 +58,9 @@ pub struct ClusterConfig {
     pub network: Arc<Network>,
     /// As it was read.
     pub policy_text: Text,
-    /// What tenants may have.
+    /// Rules of tenants.
     pub rules: Rules,
-    /// Who decides.
+    /// The policy.
     pub policy: &'static dyn Policy,
     /// See [`not_enforced`].
     pub not_enforced: Vec<String>,
@@ -72,7 +72,7 @@ impl ClusterConfig {
     /// Reads and checks both files, for a cluster of these hosts. The topology is not read anew where it is that of `before`.
     ///
     /// # Errors
-    /// What is wrong, in the operator's words: file, line, key and what would be right.
+    /// The mistake, in the operator's words: file, line, key and what would be right.
     pub fn new(
         topology: Text,
         policy_text: Text,
@@ -106,7 +106,8 @@ impl ClusterConfig {
         self.reductions.get(host).copied()
     }
 
-    /// What of the topology contradicts hosts, by what they have said since: file, line, key and what would be right.
+    /// Contradictions between the topology and hosts, by what they have said since: file, line, key and what would be
+    /// right.
     #[must_use]
     pub fn contradictions(&self, cluster: &[ActualHost<'_>]) -> Vec<String> {
         self.network.contradictions(cluster).iter().map(ToString::to_string).collect()
@@ -127,8 +128,8 @@ fn reductions(network: &Network, rules: &Rules) -> HashMap<String, Reductions> {
     network.hosts.iter().map(of_host).collect()
 }
 
-/// What of a policy file has no effect: the policy does not look at it, or services do not carry it out, though it is decided and shown. Without
-/// a topology nothing is known of switches' queues.
+/// Parts of a policy file without effect: the policy does not look at them, or services do not carry them out, though they are decided and
+/// shown. Without a topology nothing is known of switches' queues.
 #[must_use]
 pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<String> {
     let has_class = |priority: u32| topology.is_some_and(|topology| topology.has_class(priority));
@@ -252,7 +253,8 @@ mod tests {
         assert!(not_enforced(&single_pass, None)[0].starts_with("algorithm single_pass"));
     }
 
-    /// What a policy says of itself is so: whether it decides otherwise for other priorities, and other paths that are reserved.
+    /// A policy's description of itself is true: whether it decides otherwise for other priorities, and other paths that are
+    /// reserved.
     #[test]
     fn policies_use_what_they_say() {
         use mccs_policy::{Job, Placed, PlacedRank, Profile, TenantTerms, View};

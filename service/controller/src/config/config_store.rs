@@ -38,14 +38,14 @@ impl Texts {
         self.topology.zip(self.policy)
     }
 
-    /// What messages call them.
+    /// Their names in messages.
     pub(crate) fn names(&self) -> String {
         let names = [&self.topology, &self.policy].into_iter().flatten().map(|text| &*text.name);
         names.collect::<Vec<_>>().join(" and ")
     }
 }
 
-/// What follows from texts that were read.
+/// The configuration that follows from texts that were read.
 #[derive(Default)]
 pub(crate) struct Chosen {
     /// To be put in force, where it says anything else than what is.
@@ -58,15 +58,15 @@ pub(crate) struct Chosen {
 #[derive(Default)]
 pub(crate) struct ConfigStore {
     in_force: Option<Arc<ClusterConfig>>,
-    /// What was last read, whatever was thought of it; where that was taken back, what is in force again.
+    /// Texts that were last read, whatever was thought of them; if they were taken back, those that are in force again.
     read: Texts,
-    /// What was last read, where that was taken back.
+    /// Texts that were last read, if they were taken back.
     taken_back: Texts,
     /// The policy that was in force before this one.
     policy_before: Option<Text>,
     /// The files as they are on the disk.
     disk: Disk,
-    /// What was read last was refused, and may have been for what hosts had then.
+    /// The last texts were refused, perhaps for hosts' equipment then.
     is_refused: bool,
     is_to_try_again: bool,
 }
@@ -94,7 +94,7 @@ impl ConfigStore {
     /// Another policy, with the topology that is in force, or was read.
     ///
     /// # Errors
-    /// What is wrong with it, or that there is no topology.
+    /// The mistake in it, or that there is no topology.
     pub(crate) fn with_policy(&self, policy: Text, cluster: &[ActualHost<'_>]) -> Result<ClusterConfig, String> {
         let in_force = self.in_force.as_ref().map(|config| config.network.text.clone());
         let topology = in_force.or(self.read.topology.clone()).ok_or("there is no topology yet")?;
@@ -111,7 +111,7 @@ impl ConfigStore {
         self.disk.lost(role, file, error, now);
     }
 
-    /// What files that have changed come to.
+    /// The configuration of files that have changed.
     ///
     /// # Errors
     /// They are refused, and why; what is in force stays.
@@ -145,8 +145,8 @@ impl ConfigStore {
         let Some((topology, policy)) = self.read.clone().both() else { return Ok(Chosen::default()) };
         let in_force = self.in_force.as_deref().map(|config| (config.network.text.clone(), config.policy_text.clone()));
         let (topology_in_force, policy_in_force) = in_force.unwrap_or((topology.clone(), policy.clone()));
-        // Of two that only fit together one was saved first, and refused. Where both do not go together yet, the one that has changed may
-        // fit what is in force; and if it does not, that is what is wrong with it.
+        // One of two files that only fit together was saved first, and refused. If both do not go together yet, the one that has changed
+        // may fit what is in force; and if it does not, that is the mistake in it.
         let (config, refused) = match self.check(topology, policy, cluster) {
             Ok(config) => (config, self.why_taken_back()),
             Err(reason) => match self.with_taken_back(cluster) {
@@ -163,13 +163,13 @@ impl ConfigStore {
         Ok(Chosen { config: Some(config).filter(|_| is_news), refused })
     }
 
-    /// What of files is not in force as it was last read, since a communicator has refused it.
+    /// Reason why files are not in force as they were last read: a communicator has refused them.
     fn why_taken_back(&self) -> Option<String> {
         let file = self.taken_back.topology.as_ref().or(self.taken_back.policy.as_ref())?;
         Some(format!("{} was rolled back, and is tried again when it changes", file.name))
     }
 
-    /// Of two that were taken back together one was mended, and only fits the other one.
+    /// One of two files that were taken back together was mended, and only fits the other one.
     fn with_taken_back(&mut self, cluster: &[ActualHost<'_>]) -> Option<ClusterConfig> {
         self.why_taken_back()?;
         let texts = self.taken_back.clone().or(self.read.clone());

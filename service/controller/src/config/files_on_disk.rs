@@ -29,7 +29,7 @@ struct OnDisk {
     /// As it was last read.
     text: Option<Text>,
     problem: Option<Problem>,
-    /// What the file is called where it was never read.
+    /// Name of the file if it was never read.
     name: String,
 }
 
@@ -108,7 +108,7 @@ impl Disk {
         file.problem = Some(Problem { reason: reason.to_owned(), since, is_unreadable: true });
     }
 
-    /// What was read is refused: the file that the reason begins with, or else both that were read.
+    /// Read files are refused: the file that the reason begins with, or else both that were read.
     pub(crate) fn refused(&mut self, reason: &str, topology: bool, policy: bool, since: Instant) {
         let of_one = self.topology.is_called(reason) || self.policy.is_called(reason);
         if self.topology.is_called(reason) || (topology && !of_one) {

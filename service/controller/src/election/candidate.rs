@@ -18,7 +18,7 @@ const CLOCK_MARGIN: u32 = 10;
 /// A question to all hosts that are there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    /// Whom to ask.
+    /// Hosts to ask.
     pub hosts: Vec<Name>,
     /// The term that is claimed.
     pub term: u64,
@@ -106,7 +106,7 @@ impl Candidate {
         self.asked.clear();
     }
 
-    /// Whom to ask now. `unix_ns` is the time; terms grow with it.
+    /// The claim to send now. `unix_ns` is the time; terms grow with it.
     pub fn poll(&mut self, unix_ns: u64, now: Instant) -> Option<Claim> {
         if now < self.next_round {
             return None;

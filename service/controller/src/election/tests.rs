@@ -50,7 +50,7 @@ struct Host {
     rate: f64,
     voter: Voter,
     candidate: Option<Candidate>,
-    /// Of its process: what was sent to an earlier one is lost.
+    /// Number of its process: messages to an earlier one are lost.
     is_alive: bool,
     /// It stands still until then.
     still_until: Duration,
@@ -68,7 +68,7 @@ struct World {
     ncandidates: usize,
     /// Pairs that do not reach each other.
     cut: BTreeSet<(usize, usize)>,
-    /// Who acts, in which term, from when to when, by the true clock.
+    /// Hosts that act, in which term, from when to when, by the true clock.
     held: Vec<(usize, u64, Duration, Duration)>,
 }
 
@@ -82,7 +82,7 @@ impl World {
         self.events.insert((self.now + delay, self.sequence), event);
     }
 
-    /// What a host's clock shows.
+    /// Time of a host's clock.
     fn clock(&self, host: usize) -> Instant {
         self.base + self.now.mul_f64(self.hosts[host].rate)
     }
@@ -225,7 +225,7 @@ impl World {
             }
             Event::Claim { .. } | Event::Vote { .. } => {}
             Event::Sees { host, other, is_there } => {
-                // What has changed since is told by another event.
+                // Later changes are told by another event.
                 if is_there != self.is_cut(host, other) && self.hosts[host].is_alive {
                     let (now, name) = (self.clock(host), self.hosts[other].name.clone());
                     if let Some(candidate) = &mut self.hosts[host].candidate {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use mccs_model::Name;
 use serde::{Deserialize, Serialize};
 
-/// What a host answers to a claim.
+/// A host's answer to a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Vote {
@@ -40,7 +40,7 @@ pub struct Voter {
 }
 
 impl Voter {
-    /// Of a host that does not vote yet.
+    /// The voter of a host that does not vote yet.
     #[must_use]
     pub fn new(lease: Duration) -> Self {
         Voter { lease, from: None, granted: None }

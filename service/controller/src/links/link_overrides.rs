@@ -38,7 +38,7 @@ pub struct LinkOverride {
 pub struct WordNumber {
     /// The life of the controller that was told.
     pub life: u64,
-    /// What was told in it, and before, counted.
+    /// Messages in it, and before, counted.
     pub count: u64,
 }
 
@@ -132,7 +132,7 @@ impl LinkOverrides {
 /// Checks what somebody else has told.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// The mistake in it, in words.
 pub fn check(links: &[LinkOverride]) -> Result<(), &'static str> {
     let is_name = |name: &String| (1..=NAME_BYTES_MAX).contains(&name.len());
     if links.len() > LINKS_PER_MESSAGE {

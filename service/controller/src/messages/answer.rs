@@ -8,29 +8,29 @@ use crate::links::LinkState;
 use crate::pace::HostPace;
 use mccs_policy::Profile;
 
-/// What the operator asks of the controller.
+/// An operator's request to the controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControllerRequest {
-    /// Who has the role; every host answers, as far as it knows.
+    /// The host with the role; every host answers, as far as it knows.
     Office,
-    /// What is in force.
+    /// The configuration in force.
     Show,
-    /// What was done.
+    /// Acts and decisions.
     History {
         /// Only what operators did.
         acts: bool,
     },
-    /// What a policy would change.
+    /// Changes that a policy would make.
     Diff {
-        /// What complaints call the file.
+        /// Name of the file in complaints.
         name: String,
         /// Its content.
         text: String,
     },
     /// Put a policy in force. Answered when all orders are.
     Apply {
-        /// What complaints call the file.
+        /// Name of the file in complaints.
         name: String,
         /// Its content.
         text: String,
@@ -48,7 +48,7 @@ pub enum ControllerRequest {
     },
 }
 
-/// What the controller answers.
+/// The controller's answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "it lives from the controller to the operator")]
@@ -67,10 +67,10 @@ pub enum ControllerAnswer {
     Noted,
 }
 
-/// Who is the controller, as a host knows.
+/// The controller, as a host knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfficeView {
-    /// Whom the host obeys, or obeyed last; none before anybody was elected.
+    /// The controller that the host obeys, or obeyed last; none before anybody was elected.
     pub controller: Option<String>,
     /// The greatest term that it has heard of, where the controller is elected.
     pub term: Option<u64>,
@@ -93,16 +93,16 @@ pub struct StoreView {
     pub trouble: Option<String>,
 }
 
-/// What a policy would change.
+/// Changes that a policy would make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyDiff {
-    /// Of every communicator.
+    /// Changes of every communicator.
     pub communicators: Vec<DiffView>,
-    /// What of the file would have no effect.
+    /// Parts of the file that would have no effect.
     pub not_enforced: Vec<String>,
 }
 
-/// What is in force.
+/// The configuration in force.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyView {
     /// The controller's life.
@@ -112,9 +112,9 @@ pub struct PolicyView {
     pub turned_away: Vec<(String, String)>,
     /// Name of the policy; none before there is one.
     pub policy: Option<String>,
-    /// Where it was read.
+    /// File of the policy.
     pub policy_file: Option<String>,
-    /// Where the topology was read.
+    /// File of the topology.
     pub topology_file: Option<String>,
     /// The policy file's content.
     pub policy_text: Option<String>,
@@ -126,10 +126,10 @@ pub struct PolicyView {
     /// Hosts that obey another host's controller, and which.
     #[serde(default)]
     pub elsewhere: Vec<(String, String)>,
-    /// What contradicts hosts of the topology in force: file, line, and why.
+    /// Contradictions between hosts and the topology in force: file, line, and why.
     #[serde(default)]
     pub contradictions: Vec<String>,
-    /// What of the policy file has no effect.
+    /// Parts of the policy file without effect.
     #[serde(default)]
     pub not_enforced: Vec<String>,
     /// Links that are out of order.
@@ -139,13 +139,13 @@ pub struct PolicyView {
     pub dead_links: Vec<[String; 3]>,
     /// All communicators of several hosts.
     pub communicators: Vec<CommunicatorView>,
-    /// What goes over the network now.
+    /// Rates of the network now.
     #[serde(default)]
     pub rates: Box<RatesView>,
     /// Tenants that the policy file names and that have none of them: away now, or a name that nobody has.
     #[serde(default)]
     pub idle_tenants: Vec<String>,
-    /// What could not be read of what services have told.
+    /// Messages of services that could not be read.
     pub refused_bodies: u64,
 }
 
@@ -193,8 +193,8 @@ pub enum FileStanding {
     NotYet,
 }
 
-/// What goes over the network, as hosts have told last: payload in bits per second. Those first that carry most; what carries nothing is
-/// left out.
+/// Rates of the network, as hosts have told last: payload in bits per second. Those first that carry most; what carries nothing is left
+/// out.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RatesView {
     /// By path between two hosts.
@@ -205,11 +205,11 @@ pub struct RatesView {
     pub more_paths: u64,
     /// Links that are left out.
     pub more_links: u64,
-    /// What hosts send besides the paths that they have told of.
+    /// Rate of hosts besides the paths that they have told of.
     pub others_bps: u64,
 }
 
-/// What goes over a path.
+/// Rate of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathRateView {
     /// Host that sends.
@@ -220,20 +220,20 @@ pub struct PathRateView {
     pub path: String,
     /// Payload in bits per second.
     pub bps: u64,
-    /// What the narrowest of its links that are known carries now; none where none is.
+    /// Capacity of the narrowest of its links that are known; none if none is.
     pub capacity_bps: Option<u64>,
 }
 
-/// What goes over a link, in one direction.
+/// Rate of a link, in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkRateView {
-    /// Where it comes from: a host, with the number of its NIC where that has several, or a switch.
+    /// Its beginning: a host, with the number of its NIC if that has several, or a switch.
     pub from: String,
-    /// Where it goes to.
+    /// Its end.
     pub to: String,
     /// Payload in bits per second.
     pub bps: u64,
-    /// What the link carries now.
+    /// Capacity of the link now.
     pub capacity_bps: u64,
 }
 
@@ -244,7 +244,7 @@ pub struct CommunicatorView {
     pub name: String,
     /// Its number on the root's host, which [`CommunicatorView::name`] begins with.
     pub number: u64,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
     /// The strategy that was decided last.
     pub epoch: u64,
@@ -256,7 +256,7 @@ pub struct CommunicatorView {
     pub profile: Option<Profile>,
     /// How fast and when flows leave its hosts, as they were told.
     pub paces: Vec<(String, HostPace)>,
-    /// What was decided besides, and is not carried out.
+    /// Parts of the decision that are not carried out.
     pub not_enforced: Vec<String>,
 }
 
@@ -285,7 +285,7 @@ pub struct StrategyView {
     pub rings: Vec<Vec<u32>>,
     /// How collectives are carried out.
     pub algorithm: AlgorithmChoice,
-    /// What carries flows, where hosts have a choice.
+    /// Transport of flows, if hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Flows of the rings between hosts.
     pub flows: Vec<FlowView>,
@@ -310,12 +310,12 @@ pub struct FlowView {
     pub class_dscp: Option<u32>,
 }
 
-/// What would change of a communicator.
+/// Changes of a communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiffView {
     /// Its name in the cluster.
     pub name: String,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
     /// As it is.
     pub before: StrategyView,
@@ -335,11 +335,11 @@ pub struct DiffView {
     /// Whether it stays because an operator has chosen it by hand.
     #[serde(default)]
     pub is_pinned: bool,
-    /// What would be decided besides, and not carried out.
+    /// Further decisions that would not be carried out.
     pub not_enforced: Vec<String>,
 }
 
-/// What came of an apply.
+/// The result of an apply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
     /// Communicators that have changed.
@@ -354,7 +354,7 @@ pub struct Applied {
     pub kept: Vec<(String, String)>,
     /// Whether what was in force before is again, because of them.
     pub rolled_back: bool,
-    /// What the policy in force says besides, and services do not carry out.
+    /// Further words of the policy in force that services do not carry out.
     pub not_enforced: Vec<String>,
     /// Hosts that are not there; their communicators get it when they are.
     #[serde(default)]
@@ -370,7 +370,7 @@ impl Applied {
         Some(format!("{kind}: communicator {comm}: {reason}"))
     }
 
-    /// What of it is not in force, though the rest is.
+    /// Exceptions: parts of it that are not in force, though the rest is.
     #[must_use]
     pub fn exceptions(&self) -> Option<String> {
         let (comm, reason) = self.kept.first()?;
@@ -389,13 +389,13 @@ pub struct HistoryView {
     pub number: u64,
     /// How long ago.
     pub age_ms: u64,
-    /// What.
+    /// The fault.
     pub what: String,
     /// Why.
     pub why: String,
     /// How it went.
     pub went: Went,
-    /// Whose doing it is.
+    /// Its author.
     #[serde(default)]
     pub kind: EntryKind,
     /// The operator, where one did it: user and command, or file.

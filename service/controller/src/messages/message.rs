@@ -26,13 +26,13 @@ use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
-    /// What all hosts call it.
+    /// All hosts' name for it.
     pub comm: CommId,
     /// Its number on the root's host, for the operator.
     pub number: u64,
-    /// Whose it is.
+    /// Its owner.
     pub tenant: String,
-    /// Where its ranks are.
+    /// Its ranks by host.
     pub hosts: Vec<HostRanks>,
     /// When it was first seen, in milliseconds of the Unix epoch, by its host's clock; orders those that no controller has seen arrive, nothing else.
     pub began_ms: u64,
@@ -47,7 +47,7 @@ pub struct Report {
     /// Whether an operator has chosen the strategy by hand, and has not said since that it need not stay.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_pinned: bool,
-    /// What of its first strategy comes back where the policy does not say.
+    /// The part of its first strategy that comes back if the policy does not say.
     pub began: Began,
 }
 
@@ -55,7 +55,8 @@ pub struct Report {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum AgentMessage {
-    /// What the host has, as far as the topology says it too; the first that it reports, and told again when that changes.
+    /// The host's equipment, as far as the topology says it too; the first that it reports, and told again when that
+    /// changes.
     Has(Box<Inventory>),
     /// A communicator began, or has another strategy.
     Report(Box<Report>),
@@ -64,7 +65,7 @@ pub enum AgentMessage {
         /// Which.
         comm: CommId,
     },
-    /// What operators have said of links, to any life of the controller; before [`AgentMessage::Synced`].
+    /// Operators' overrides of links, to any life of the controller; before [`AgentMessage::Synced`].
     Kept {
         /// At most [`link_overrides::LINKS_PER_MESSAGE`] of them.
         links: Vec<LinkOverride>,
@@ -78,7 +79,7 @@ pub enum AgentMessage {
         /// Whether an earlier life has told it paces: they hold until this one says otherwise.
         is_paced: bool,
     },
-    /// What has become of an order.
+    /// The result of an order.
     Answer {
         /// Its number.
         order: u64,
@@ -91,20 +92,20 @@ pub enum AgentMessage {
     Path {
         /// The other host.
         peer: String,
-        /// What steers packets there.
+        /// Steering of packets there.
         path: FlowPath,
         /// Whether it does.
         answers: bool,
     },
-    /// What a communicator's flows from this host would send together, at most, in bits of payload per second, where that is less than
-    /// they may; `None`: as much as they may.
+    /// Rate that a communicator's flows from this host would send together, at most, in bits of payload per second, if that is less
+    /// than they may; `None`: as much as they may.
     Wants {
         /// Which.
         comm: CommId,
         /// So much.
         bps: Option<u64>,
     },
-    /// What the host's flows send, where that is much otherwise than was told last.
+    /// Rates of the host's flows, if they are much otherwise than was told last.
     Rates {
         /// Over each path.
         rates: HostRates,
@@ -116,7 +117,7 @@ pub enum AgentMessage {
         /// When, and for how long.
         burst: CommonBurst,
     },
-    /// What the time is; answered by [`ControllerMessage::Time`].
+    /// A question for the time; answered by [`ControllerMessage::Time`].
     AskTime {
         /// To be given back.
         question: u64,
@@ -133,22 +134,22 @@ pub enum AgentMessage {
         /// That life.
         by: u64,
     },
-    /// What a host says to a candidate's [`ControllerMessage::Claim`].
+    /// A host's answer to a candidate's [`ControllerMessage::Claim`].
     Vote {
         /// The question.
         question: u64,
         /// The term that was claimed.
         term: u64,
-        /// What it says.
+        /// The answer.
         vote: Vote,
     },
 }
 
-/// What an operator did on a host.
+/// An operator's act on a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Act {
-    /// What.
+    /// The fault.
     pub what: String,
     /// User and command.
     pub by: String,
@@ -156,7 +157,7 @@ pub struct Act {
     pub went: Went,
 }
 
-/// What has become of an order.
+/// The result of an order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Outcome {
@@ -174,7 +175,7 @@ pub enum Outcome {
     },
     /// The hosts would not, or could not.
     Refused {
-        /// What for.
+        /// Its reason.
         whose: Whose,
         /// Why.
         reason: String,
@@ -189,11 +190,11 @@ pub struct Order {
     pub life: u64,
     /// Its number, in that life.
     pub order: u64,
-    /// Of which communicator.
+    /// The communicator.
     pub comm: CommId,
     /// The strategy that it is to replace: compare and swap.
     pub expected_epoch: u64,
-    /// What to change.
+    /// The change.
     pub change: StrategyChange,
 }
 
@@ -217,7 +218,7 @@ pub enum ControllerMessage {
     },
     /// Change a communicator.
     Order(Box<Order>),
-    /// What operators have said of links: to be kept, and told whoever has the role next.
+    /// Operators' overrides of links: to be kept, and told whoever has the role next.
     Keep {
         /// The controller's life.
         life: u64,
@@ -265,12 +266,12 @@ pub enum ControllerMessage {
     Time {
         /// The question.
         question: u64,
-        /// What the common clock shows.
+        /// Time of the common clock.
         common_ns: u64,
     },
 }
 
-/// What is wrong with a body.
+/// The mistake in a body.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
     /// Not ours.

@@ -11,7 +11,7 @@ use crate::messages::answer::ControllerAnswer;
 use crate::messages::message::ControllerMessage;
 use mccs_model::Name;
 
-/// Who asked, to be given back with the answer.
+/// A question's mark, to be given back with the answer.
 pub type Ticket = u64;
 
 /// An operator's question: who is to be answered, and who asks.
@@ -23,14 +23,14 @@ pub struct Question {
     pub by: String,
 }
 
-/// What is to be done.
+/// Commands of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
     /// Tell an agent.
     Tell {
         /// Its host.
         to: Name,
-        /// What.
+        /// The fault.
         message: ControllerMessage,
     },
     /// A host obeys a greater term: this controller was elected in a lesser one.
@@ -40,9 +40,9 @@ pub enum Output {
     },
     /// Answer an operator.
     Answer {
-        /// Who.
+        /// The question's mark.
         ticket: Ticket,
-        /// What.
+        /// The fault.
         answer: Result<Box<ControllerAnswer>, String>,
     },
 }
@@ -56,7 +56,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Of a life, while the common clock shows `common_ns`.
+    /// The outbox of a life, while the common clock shows `common_ns`.
     pub(crate) fn new(life: u64, common_ns: u64, now: Instant) -> Self {
         Outbox { life, clock: (now, common_ns), outputs: VecDeque::new() }
     }
@@ -72,7 +72,7 @@ impl Outbox {
         self.life
     }
 
-    /// What the common clock shows.
+    /// Time of the common clock.
     pub(crate) fn common_ns(&self, now: Instant) -> u64 {
         let (since, common_ns) = self.clock;
         common_ns.saturating_add(now.saturating_duration_since(since).as_nanos() as u64)

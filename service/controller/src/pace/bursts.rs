@@ -1,8 +1,8 @@
 //! Foreseen bursts: told by the host of a communicator's root to the hosts that make room for them.
 //!
-//! A burst's beginning is known when the one before has ended, a pause ahead. What hosts were told of a profile would be wrong after some
-//! periods: each burst takes as long as the network lets it. Whoever makes room for a communicator holds back in the window
-//! that was told last, once; where none is told any more, because the job has stopped or its host is away, nobody is held back.
+//! A burst's beginning is known when the one before has ended, a pause ahead. A profile that hosts were told would be wrong after some
+//! periods: each burst takes as long as the network lets it. Whoever makes room for a communicator holds back in the window that was told
+//! last, once; where none is told any more, because the job has stopped or its host is away, nobody is held back.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct CommonBurst {
     pub lasts_ns: u64,
 }
 
-/// What is allowed for at either end, in percent of its length: clocks and compute times vary.
+/// Margin at either end, in percent of its length: clocks and compute times vary.
 const MARGIN_PERCENT: u64 = 3;
 
 impl CommonBurst {
@@ -42,7 +42,7 @@ impl CommonBurst {
         CommonBurst { begins_ns, lasts_ns }
     }
 
-    /// What is wrong with it, if anything.
+    /// The mistake in it, if there is one.
     ///
     /// # Errors
     /// In words.

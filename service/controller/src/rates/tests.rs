@@ -28,7 +28,7 @@ fn rates_are_told_when_they_are_otherwise_and_not_before() {
     let mut now = Instant::now();
     assert_eq!((watch.next_look(false, now), watch.next_look(true, now)), (None, Some(now)));
     let path = "ports 50000-50499 priority 2";
-    // What was sent before it looked counts for nothing.
+    // Bytes sent before its first look count for nothing.
     assert_eq!(watch.look(&[sent("b", path, 1 << 40)], true, now), None);
     let mut bytes = 1 << 40;
     let mut second = |bps: u64, has_comms: bool| {

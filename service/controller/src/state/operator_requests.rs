@@ -16,7 +16,7 @@ use crate::state::views::history_of;
 use mccs_model::Name;
 
 impl Controller {
-    /// Files of the operator have changed; those that have not are `None`. What is refused changes nothing.
+    /// Files of the operator have changed; those that have not are `None`. A refused file changes nothing.
     pub fn files(&mut self, topology: Option<Text>, policy: Option<Text>, now: Instant) {
         let files = Texts { topology, policy };
         if !files.are_none() {
@@ -141,7 +141,7 @@ impl Controller {
     }
 }
 
-/// What a request changes, in words; nothing where it only asks.
+/// Name of a request's change; nothing if it only asks.
 fn act_of(request: &ControllerRequest) -> Option<String> {
     match request {
         ControllerRequest::Office

@@ -91,8 +91,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// What of a config has no effect: [`ClusterConfig::not_enforced`], and rules for tenants that no host that reports is configured with, and that have no
-    /// communicator. Where one of those hosts has not said whom it serves, nothing is known of that.
+    /// Parts of a configuration without effect: [`ClusterConfig::not_enforced`], and rules for tenants that no host that reports is
+    /// configured with, and that have no communicator. If one of those hosts has not said whom it serves, nothing is known of that.
     pub(crate) fn without_effect(&self, config: &ClusterConfig) -> Vec<String> {
         let configured = self.inventories.tenants();
         let named = config.rules.tenants.iter().map(|terms| &*terms.name).filter(|_| configured.is_some());
@@ -102,10 +102,10 @@ impl Cluster<'_> {
         config.not_enforced.iter().cloned().chain(not_there(named, &there)).collect()
     }
 
-    /// What another policy would change.
+    /// Changes that another policy would make.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake.
     pub(crate) fn diff(&self, policy: Text) -> Result<PolicyDiff, String> {
         let config = self.config.with_policy(policy, &self.inventories.actual_hosts(self.hosts))?;
         let plans = plan_all(&config, self.faults.links(), &self.comms.reports(), self.paces.wants());
@@ -139,7 +139,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// What hosts that hear would have been told under a plan, as [`PaceTable::of`].
+    /// Paces for hosts that hear, under a plan, as [`PaceTable::of`].
     fn paces_to_tell(&self, report: &Report, plan: Option<&Plan>) -> Vec<(String, HostPace)> {
         let hears = |host: &str| Name::new(host).is_some_and(|host| self.hosts.is_synced(&host));
         let has_ranks = |host: &str| report.hosts.iter().any(|ranks| ranks.host == host);

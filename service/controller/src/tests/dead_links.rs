@@ -41,7 +41,7 @@ fn flows_leave_a_link_that_hosts_find_dead_and_come_back() {
     assert!(view.dead_links[0][2].contains("host-a gets no answer from host-c"), "{:?}", view.dead_links);
     assert!(view.links.is_empty(), "nobody has said so");
     assert!(fixture.history().iter().any(|entry| entry.what == "link leaf0 spine0 found dead"));
-    // Who says it again, or for another host, changes nothing; nor does a controller that has to be told again.
+    // A host that says it again, or for another host, changes nothing; nor does a controller that has to be told again.
     let epoch = fixture.chosen(&comm).epoch;
     say(&mut fixture, "host-a", "host-c", false);
     say(&mut fixture, "host-c", "host-b", false);
@@ -116,7 +116,7 @@ fn the_link_that_all_dead_paths_share_is_the_dead_one() {
     assert_eq!(found(&pair), [link("leaf0", "spine0"), link("leaf1", "spine0")]);
     let all = [("host-a", "host-c", SPINE0), ("host-c", "host-e", SPINE0), ("host-e", "host-a", SPINE0)];
     assert_eq!(found(&all).len(), 3, "the spine");
-    // Who is not answered over any spine asks a host that is not there.
+    // A host that is not answered over any spine asks a host that is not there.
     let two = [("host-a", "host-c", SPINE0), ("host-a", "host-c", SPINE1)];
     assert_eq!(found(&two), []);
     let besides = [two[0], two[1], ("host-e", "host-b", SPINE1)];

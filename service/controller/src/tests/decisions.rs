@@ -1,4 +1,4 @@
-//! What a policy decides reaches communicators, and moves no others than it must.
+//! Decisions of a policy reach communicators, and move no others than they must.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn communicators_get_what_the_policy_decides_and_are_then_left_alone() {
         between.map(|flow| flow.path).next().unwrap()
     };
     assert_ne!(crossing(0), crossing(1), "both channels on one spine: {:?}", chosen.flows);
-    // What stays below its leaf goes no spine's way.
+    // A flow that stays below its leaf goes no spine's way.
     let within = chosen.flows.iter().find(|flow| (&*flow.from, &*flow.to) == ("host-a", "host-b")).unwrap();
     assert_eq!(chosen.paths[within.path as usize].source_ports, None);
     assert_eq!(fixture.show().communicators[0].state, Standing::AsDecided);

@@ -11,7 +11,7 @@ fn apply_text(text: &str) -> ControllerRequest {
     ControllerRequest::Apply { name: "new.toml".into(), text: text.into() }
 }
 
-/// What a policy would change of every communicator.
+/// Changes that a policy would make to every communicator.
 fn diff(fixture: &mut Fixture, text: &str) -> Vec<DiffView> {
     match fixture.answer(ControllerRequest::Diff { name: "new.toml".into(), text: text.into() }) {
         Ok(ControllerAnswer::Diff(diff)) => diff.communicators,

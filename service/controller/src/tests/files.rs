@@ -27,7 +27,7 @@ fn a_wrong_file_is_refused_with_the_reason_and_changes_nothing() {
             Some(text("policy.toml", &format!("{FFA}[[reserve]]\ntenant = \"t\"\npaths = [\"spine7\"]\n"))),
             "policy.toml:5",
         ),
-        // What a full disk leaves of a file with caps.
+        // A full disk leaves this of a file with caps.
         (None, Some(text("policy.toml", "")), "policy.toml:1:1: the file says nothing"),
         (Some(text("topology.toml", &TOPOLOGY.replace("host-d", "host-x"))), None, "host \"host-d\" is in the cluster"),
         (Some(text("topology.toml", "[rates]\nhost_leaf = 3\n")), None, "topology.toml:"),
@@ -153,7 +153,7 @@ fn an_operators_policy_stays_when_the_topology_file_changes() {
     fixture.controller.files(Some(text("topology.toml", &format!("{TOPOLOGY}\n# again"))), None, fixture.now);
     fixture.run();
     assert_eq!((fixture.show().policy.as_deref(), fixture.chosen(&comm).paths.len()), (Some("ecmp"), 0));
-    // What was taken back is not what the operator has said.
+    // The operator's last word is not what was taken back.
     refuse(&mut fixture, Some("no port is free"));
     assert!(applied(fixture.answer(apply("ffa"))).rolled_back);
     refuse(&mut fixture, None);

@@ -52,7 +52,7 @@ fn a_file_that_was_rolled_back_takes_no_later_one_with_it() {
     fixture.controller.files(Some(again("fourth")), None, fixture.now);
     fixture.run();
     stands(&mut fixture, "fourth", "ffa");
-    // What an operator has said since counts.
+    // An operator's later word counts.
     refuse(&mut fixture, None);
     fixture.answer(apply("ecmp")).unwrap();
     fixture.controller.files(Some(again("fifth")), None, fixture.now);

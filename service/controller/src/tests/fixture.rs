@@ -52,10 +52,10 @@ pub fn policy(name: &str) -> Text {
     text("policy.toml", &format!("[policy]\nname = {name:?}\n"))
 }
 
-/// What a host has of a communicator, and what it does with changes.
+/// A host's state of a communicator, and its treatment of changes.
 pub struct Host {
     pub agent: Agent,
-    /// What it has, as its agent tells it.
+    /// Its equipment, as its agent tells it.
     inventory: Inventory,
     pub comms: BTreeMap<CommId, Live>,
     /// Changes that were asked for and not made yet.
@@ -65,11 +65,11 @@ pub struct Host {
     /// Changes are not made until the test says so.
     pub is_slow: bool,
     pub changes_made: u64,
-    /// What its engines were told of how flows leave it.
+    /// Paces of its engines' flows.
     pub paces: BTreeMap<CommId, Pace>,
-    /// What flows have made of it.
+    /// Flows' use of them.
     pub pace_uses: BTreeMap<CommId, Arc<PaceUse>>,
-    /// What its flows have carried over each path. It looks at that while there is something.
+    /// Bytes of its flows over each path. It looks at that while there is something.
     pub carried: Vec<PathView>,
     /// How its GPUs are to reduce.
     pub reductions: Option<Reductions>,
@@ -85,7 +85,7 @@ impl Host {
 /// See the module's documentation.
 pub struct Fixture {
     pub now: Instant,
-    /// What controllers read when they start.
+    /// Texts that controllers read when they start.
     pub topology: Text,
     pub unix_ms: u64,
     pub hosts: BTreeMap<Name, Host>,
@@ -417,7 +417,7 @@ impl Fixture {
     }
 }
 
-/// What a change makes of a communicator's strategy.
+/// Effect of a change on a communicator's strategy.
 pub fn change_by(live: &mut Live, change: StrategyChange, epoch: u64) {
     let before = Chosen::clone(&live.chosen);
     live.chosen = Arc::new(Chosen {
@@ -440,7 +440,7 @@ pub fn refuse(fixture: &mut Fixture, reason: Option<&str>) {
     fixture.hosts.values_mut().for_each(|host| host.refuses = reason.map(Refused::from));
 }
 
-/// What an operator is answered who applied a policy.
+/// Answer to an operator who applied a policy.
 pub fn applied(answer: Result<ControllerAnswer, String>) -> Applied {
     let Ok(ControllerAnswer::Applied(applied)) = answer else { panic!("not applied: {answer:?}") };
     applied

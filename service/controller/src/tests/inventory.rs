@@ -172,7 +172,7 @@ fn flows_leave_by_other_nics_while_one_is_down() {
     tell(&mut fixture, &[]);
     assert_eq!(leaves_by(&mut fixture), all);
     assert!(fixture.show().dead_links.is_empty());
-    // What is pinned stays by the NIC that is down, and is shown.
+    // A pinned ring stays by the NIC that is down, and is shown.
     let by_hand = StrategyChange {
         paths: Some(vec![FlowPath { device: "eth0".parse().ok(), ..FlowPath::default() }]),
         flows: Some(Vec::new()),

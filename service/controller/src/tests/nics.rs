@@ -39,7 +39,7 @@ fn topology(text: &str) -> Topology {
     Topology::from_file(&TopologyFile::parse(text, "topology.toml").unwrap()).unwrap()
 }
 
-/// What becomes of a channel on each rail, the second one also crosswise over a spine.
+/// The plan of a channel on each rail, the second one also crosswise over a spine.
 fn planned(topology: &Topology, transport: TransportKind) -> Plan {
     let port = |host: u32, nic: u16| Port { host: HostId(host), nic };
     let flow = |channel, from, to, path| Flow { channel, from, to, path };

@@ -1,4 +1,4 @@
-//! What operators do is in the history, with who did it.
+//! Operators' acts are in the history, with who did them.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ fn an_operator_rolls_back_a_policy_and_the_history_names_who_did_what() {
     // Again: the one that was taken back.
     fixture.answer(ControllerRequest::Rollback).expect("applied");
     assert_eq!(fixture.show().policy.as_deref(), Some("ecmp"));
-    // What is refused is an act as well; what another host's operator did is told by that host.
+    // A refused request is an act as well; an act of another host's operator is told by that host.
     fixture.answer(ControllerRequest::Apply { name: "x.toml".into(), text: String::new() }).expect_err("it is empty");
     let act = Act { what: "drained".into(), by: "uid 0 (root): mccsctl drain".into(), went: Went::Done };
     let told = fixture.host(&name("host-c")).agent.acted(act);

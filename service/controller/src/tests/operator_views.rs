@@ -1,4 +1,4 @@
-//! What operators are shown of tenants, paths and links.
+//! Operators' views of tenants, paths and links.
 
 use std::time::Duration;
 

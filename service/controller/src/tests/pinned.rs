@@ -1,4 +1,4 @@
-//! What operators have chosen and said stays, until they say otherwise.
+//! Operators' choices and words stay, until they say otherwise.
 
 use mccs_config::Rate;
 use mccs_config::change::StrategyChange;

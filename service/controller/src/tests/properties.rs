@@ -34,7 +34,7 @@ enum Happens {
     Policy(usize, usize),
     Apply(usize),
     Link(bool),
-    /// Of a host, the first or the second, or both.
+    /// NICs of a host, the first or the second, or both.
     NicsDown(usize, usize),
     /// A host is answered by another over a spine, or is not.
     Path {
@@ -76,7 +76,7 @@ const HOSTS: [&str; 4] = ["host-a", "host-b", "host-c", "host-d"];
 const TENANTS: [&str; 2] = ["t", "u"];
 const NICS: [&str; 2] = ["eth0", "eth1"];
 const SPINES: [&str; 2] = ["50000-50499", "50500-50999"];
-/// What a file says of tenants besides.
+/// Further rules of tenants in a file.
 const TERMS: [&str; 6] = [
     "",
     "[[tenant]]\nname = \"t\"\ncap = \"3Gbit/s\"\n",
@@ -86,13 +86,13 @@ const TERMS: [&str; 6] = [
     "[[reserve]]\ntenant = \"u\"\npaths = [\"spine1\"]\n[[tenant]]\nname = \"u\"\nshare_percent = 60\n",
 ];
 
-/// What there is besides the fixture.
+/// State besides the fixture.
 struct World {
     fixture: Fixture,
     life: u64,
     /// Hosts whose links to the controller are lost.
     away: [bool; 4],
-    /// Who is not answered by whom, over which spine.
+    /// Hosts that are not answered: by whom, and over which spine.
     dead: BTreeSet<(usize, usize, usize)>,
 }
 
@@ -217,7 +217,7 @@ fn holds(pace: &HostPace) -> bool {
     *pace != HostPace { weight_milli: pace.weight_milli, is_watched: pace.is_watched, ..HostPace::default() }
 }
 
-/// What engines were told, but for times, which are of one life's clock.
+/// Paces of engines, but for times, which are of one life's clock.
 fn paces(fixture: &Fixture) -> Vec<(String, String, Option<u64>, usize, bool)> {
     let told =
         fixture.hosts.iter().flat_map(|(host, state)| state.paces.iter().map(move |(comm, pace)| (host, comm, pace)));
@@ -228,7 +228,7 @@ fn paces(fixture: &Fixture) -> Vec<(String, String, Option<u64>, usize, bool)> {
     .collect()
 }
 
-/// What happens, and then what holds in the end.
+/// Happenings, and then what holds in the end.
 fn all_is_as_decided_after(happenings: Vec<Happens>) -> Result<(), TestCaseError> {
     let mut world = World::new();
     for what in happenings {

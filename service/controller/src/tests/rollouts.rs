@@ -134,7 +134,7 @@ fn a_rollout_waits_for_communicators_that_were_there_within_bounds() {
     fixture.host(&comm.root).is_slow = false;
     fixture.run();
     assert_eq!(applied(fixture.answers.remove(&ticket).expect("answered")).changed, [comm.to_string()]);
-    // Who was there and does not answer is waited for, but not for ever.
+    // A host that was there and does not answer is waited for, but not for ever.
     fixture.controller.files(None, Some(policy), fixture.now);
     fixture.run();
     assert_eq!((fixture.hosts[&late.root].asked.len(), fixture.show().policy.as_deref()), (1, Some("ffa")));

@@ -140,7 +140,7 @@ fn rules_for_unknown_tenants_are_named() {
         of_tenants(applied.not_enforced)
     };
     assert_eq!(apply(&mut fixture), expected);
-    // Who has a communicator is somebody, whoever was configured.
+    // A tenant with a communicator is somebody, whoever was configured.
     fixture.begin_wide("serch");
     fixture.run();
     assert_eq!(apply(&mut fixture), expected[..1]);

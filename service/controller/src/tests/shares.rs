@@ -44,7 +44,7 @@ fn caps_and_shares_are_told_to_hosts_and_taken_back() {
     assert!((t as f64 / u as f64 - 3.0).abs() < 0.01, "{t} and {u}");
     let of_u = &fixture.hosts[&name("host-b")].paces[&comms[1]];
     assert_eq!(of_u.cap_bps, Some(30_000_000_000));
-    // What the operator sees of it there.
+    // The operator's view of it there.
     let told = |fixture: &Fixture, comm: &CommId| fixture.hosts[&name("host-b")].pace_uses[comm].allotment();
     let [of_t, of_u] = [0, 1].map(|comm| told(&fixture, &comms[comm]).expect("told"));
     assert_eq!([of_t.weight_milli, of_u.weight_milli], [Some(3000), Some(1000)]);

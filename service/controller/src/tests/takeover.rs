@@ -139,7 +139,7 @@ fn a_controller_that_no_other_host_obeys_says_whom_they_obey() {
     fixture.outputs();
     ["host-b", "host-c", "host-d"].into_iter().for_each(|host| obey(&mut fixture, host));
     fixture.run();
-    // What has its root here is looked after at once.
+    // A communicator with its root here is looked after at once.
     assert_eq!(fixture.chosen(&comm).epoch, 1);
     let why = fixture.answer(apply("ecmp")).unwrap_err();
     assert!(why.contains("host-b obeys host-d"), "{why}");
@@ -183,7 +183,7 @@ fn hosts_that_are_away_or_silent_are_waited_for_within_bounds() {
     fixture.controller.lost(&name("host-d"), fixture.now);
     let comm = fixture.begin_wide("t");
     fixture.outputs();
-    // Of those that were met two do not report.
+    // Two of the hosts that were met do not report.
     fixture.to_agents.retain(|(to, _)| *to == name("host-a"));
     fixture.pass(GRACE);
     assert_eq!(fixture.chosen(&comm).epoch, 0);
@@ -227,11 +227,11 @@ fn of_two_elected_controllers_the_greater_term_is_obeyed_and_the_other_told() {
     let superseded = |to| vec![AgentOutput::Reply { to, message: AgentMessage::Superseded { by: 7 } }];
     assert_eq!(agent.hear(&a, sync(6), now).unwrap(), superseded(a.clone()));
     assert_eq!(agent.hear(&a, sync(7), now).unwrap(), superseded(a.clone()), "a term has one holder");
-    // What it has sent before it knew is late, and changes nothing.
+    // Orders that it has sent before it knew are late, and change nothing.
     assert!(agent.hear(&a, order(5, &live), now).is_err());
     assert_eq!(agent.hear(&b, order(5, &live), now).unwrap(), superseded(b.clone()));
     assert!(is_carried_out(&agent.hear(&b, order(7, &live), now).unwrap()));
-    // Who cannot be elected is not heard at all.
+    // A host that cannot be elected is not heard at all.
     assert!(agent.hear(&name("host-c"), sync(99), now).is_err());
 }
 
@@ -264,7 +264,7 @@ fn a_host_that_votes_or_hears_of_a_term_obeys_no_lesser_one_from_then_on() {
     assert_eq!(votes(&mut agent, &b, 11, later), Vote::Granted);
     assert_eq!(agent.hear(&a, order(10, &live), later).unwrap(), [], "it may not have been elected: nobody is obeyed");
     assert_eq!(votes(&mut agent, &a, 10, later + lease), Vote::Later { term: 11 });
-    // Of a store it hears the term itself.
+    // With a store, it hears the term itself.
     let (mut agent, live) = elected(&fixture, None);
     agent.hear(&a, sync(5), now).unwrap();
     agent.heard_of(6, &b);

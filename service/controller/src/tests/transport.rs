@@ -1,4 +1,4 @@
-//! What carries flows, as the policy says: it is rolled out and taken back like all else.
+//! The policy's transport of flows is rolled out and taken back like all else.
 
 use mccs_config::service::TransportKind;
 

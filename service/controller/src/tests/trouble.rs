@@ -18,7 +18,7 @@ fn ask_for_ecmp(fixture: &mut Fixture) -> Ticket {
     ticket
 }
 
-/// What came of it, if it has ended.
+/// Its result, if it has ended.
 fn applied(fixture: &mut Fixture, ticket: Ticket) -> Option<Applied> {
     match fixture.answers.remove(&ticket)? {
         Ok(ControllerAnswer::Applied(applied)) => Some(applied),
@@ -162,7 +162,7 @@ fn a_host_that_falls_behind_again_and_again_does_not_keep_others_waiting() {
     }
     fixture.pass(Duration::from_secs(3));
     assert_eq!(fixture.chosen(&comm).epoch, 1);
-    // Who reports at once does so as often as it likes, and nothing is decided without it meanwhile.
+    // A host that reports at once does so as often as it likes, and nothing is decided without it meanwhile.
     fixture.begin("u", &[("host-b", &[0]), ("host-c", &[1])]);
     fixture.run();
     let made = fixture.changes_made();
@@ -219,7 +219,8 @@ fn capped_in_a_window() -> (Fixture, CommId) {
     (fixture, comm)
 }
 
-/// Who hears no more what the time is keeps to its times while its clock is good enough, and to its caps for ever.
+/// A host that hears no more what the time is keeps to its times while its clock is good enough, and to its caps
+/// for ever.
 #[test]
 fn windows_end_when_the_clock_is_too_inexact() {
     let (mut fixture, comm) = capped_in_a_window();
@@ -265,7 +266,7 @@ fn windows_end_when_nobody_tells_the_time() {
     assert_eq!((fixture.hosts[&name].paces[&comm].cap_bps, agent.next_deadline()), (Some(3_000_000_000), None));
 }
 
-/// What a host sends, with caps and with times, before it knows what the time is.
+/// A host's sending, with caps and with times, before it knows what the time is.
 #[test]
 fn caps_hold_before_the_common_clock_is_known() {
     let (mut fixture, comm) = capped_in_a_window();

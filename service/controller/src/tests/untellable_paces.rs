@@ -1,4 +1,4 @@
-//! What hosts cannot be told of a decision is left, and said.
+//! Parts of a decision that hosts cannot be told are left, and said.
 
 use mccs_config::TopologyFile;
 
@@ -13,7 +13,7 @@ fn comm() -> CommId {
     CommId { root: name(&"h".repeat(63)), incarnation: u64::MAX, number: u64::MAX }
 }
 
-/// What becomes of so many flows from the first host to the third.
+/// The plan of so many flows from the first host to the third.
 fn planned(channels: u32, window: Option<Window>, rate: Option<f64>) -> Plan {
     let topology = Topology::from_file(&TopologyFile::parse(TOPOLOGY, "topology.toml").unwrap()).unwrap();
     let port = |host: u32| Port { host: HostId(host), nic: 0 };

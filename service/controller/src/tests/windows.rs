@@ -41,7 +41,7 @@ fn make_room_for_bursts(policy: &str) {
         let open_at = |ms: u64| window.at(fixture.now + Duration::from_millis(ms)).is_open;
         assert_eq!([55, 59, 100, 161, 165, 360].map(open_at), [false, true, true, true, false, false]);
     }
-    // Who foresees for whom nobody makes room tells nobody.
+    // A communicator that foresees bursts, for which nobody makes room, tells nobody.
     fixture.host(&high.root).pace_uses[&low].foresee(Burst { begins, lasts: Duration::from_millis(1) });
     fixture.pace(&high.root);
     assert!(fixture.to_controller.is_empty(), "{:?}", fixture.to_controller);

@@ -159,7 +159,7 @@ fn driver(findings: &mut Findings, configured: &Configured, service: Option<&Ser
         let advice = "drain, look at it (nvidia-smi -q, dmesg | grep Xid), reset it if need be, restart the service";
         findings.problem(CHECK, format!("{} is lost: {error}", gpu.gpu), advice);
     }
-    // Where the operator leaves some out, fewer are right.
+    // If the operator leaves some out, fewer are right.
     let takes_all =
         configured.right().is_none_or(|config| config.cuda.usage != CudaUse::Off && config.cuda.gpus.is_empty());
     if takes_all && service.gpus.len() < host.gpus {

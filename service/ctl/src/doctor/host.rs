@@ -1,4 +1,4 @@
-//! What the kernel's files say of this host: GPUs, driver, RDMA ports, memory, clocks, ports.
+//! Facts of this host in the kernel's files: GPUs, driver, RDMA ports, memory, clocks, ports.
 //!
 //! Everything is read below a root, which is `/` but for tests. A file that is missing or says something else is no fact.
 
@@ -24,7 +24,7 @@ pub(super) struct RdmaPort {
     pub state: String,
 }
 
-/// What this host has.
+/// This host's equipment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HostFacts {
     pub kernel: String,
@@ -138,7 +138,7 @@ fn is_synchronised() -> Option<bool> {
 }
 
 impl HostFacts {
-    /// Of the host whose files are below `root`.
+    /// The facts of the host whose files are below `root`.
     pub(super) fn read(root: &Path) -> Self {
         let sysctl = |name: &str| root.join("proc/sys").join(name);
         let reserved = text(&sysctl("net/ipv4/ip_local_reserved_ports")).unwrap_or_default();

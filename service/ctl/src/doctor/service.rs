@@ -1,4 +1,4 @@
-//! What the running service says of itself, and what the kernel says of its process.
+//! Facts of the running service, by its own answers and by the kernel's files of its process.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ pub(super) struct ProcessFacts {
     pub cpus: CpuSet,
 }
 
-/// What a service answers.
+/// A service's answers.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ServiceFacts {
     pub version: String,
@@ -69,7 +69,7 @@ fn listener(root: &Path, socket: &Path) -> Option<i32> {
 }
 
 impl ProcessFacts {
-    /// Of a process, below a root that is `/` but for tests.
+    /// The facts of a process, below a root that is `/` but for tests.
     pub(super) fn read(root: &Path, pid: i32) -> Option<Self> {
         let folder = root.join("proc").join(pid.to_string());
         let text = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
@@ -99,7 +99,7 @@ impl ProcessFacts {
 }
 
 impl ServiceState {
-    /// Of the service that listens on `socket`.
+    /// Starts a console for the service that listens on `socket`.
     pub(super) fn ask(root: &Path, socket: &Path) -> Self {
         let silent = |reason: String| ServiceState::Silent(socket.to_owned(), reason);
         let overview = match call(socket, &ControlRequest::Overview) {

@@ -19,7 +19,7 @@ pub(super) struct Section {
     /// An empty line, heads, rows.
     lines: Vec<String>,
     more: usize,
-    /// What those are called.
+    /// Their name.
     of: &'static str,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn share(mut sections: Vec<Section>, mut room: usize) -> Vec<String> 
     room = room.saturating_sub(usize::from(gone > 0));
     let mut lengths: Vec<usize> = sections.iter().map(Section::len).collect();
     lengths.sort_unstable();
-    // What each may have: more than an equal share, as far as short ones do not need theirs.
+    // Room of each: more than an equal share, as far as short ones do not need theirs.
     let (mut left, mut each) = (room, usize::MAX);
     for (at, length) in lengths.iter().enumerate() {
         each = left / (lengths.len() - at);

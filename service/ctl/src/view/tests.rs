@@ -1,4 +1,4 @@
-//! What two looks are shown as.
+//! Texts of two looks.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! Device-initiated communicators, the service's side: control page, strategies, memory held, times
 //! of calls, faults.
 //!
-//! Kernels in the ranks' own streams do the work, by the strategy that the service publishes on the group's page. The service allocates what they meet
-//! in, reads how far they are, and stops them. What is large goes by the group's copy engines, which the service runs.
+//! Kernels in the ranks' own streams do the work, by the strategy that the service publishes on the group's page. The service allocates
+//! what they meet in, reads how far they are, and stops them. Large operations go by the group's copy engines, which the service runs.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -58,7 +58,7 @@ pub trait SymmetricBuffers: Send + Sync {
 pub struct OpenPart {
     /// The communicator, which ends where there is no room.
     pub comm: Handle,
-    /// Who asks.
+    /// The caller.
     pub rank: usize,
     /// For what.
     pub part: CommPart,
@@ -79,7 +79,7 @@ pub struct OpenMemory {
 pub struct OpenedPart {
     /// One for each symmetric buffer.
     pub handles: Vec<SymmetricBufferHandle>,
-    /// Of those that are opened by descriptors.
+    /// Descriptors of those that are opened by them.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -104,7 +104,7 @@ impl HeldBytes {
     }
 }
 
-/// What one rank's GPU has counted: operations, and groups of sends and receives.
+/// Counts of one rank's GPU: operations, and groups of sends and receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counted {
     /// Collectives that have ended.
@@ -123,7 +123,7 @@ pub struct Counted {
 /// graphs that are replayed go on between two looks. At a third of a microsecond each these are 40 seconds.
 pub const NUMBERS_MAX: u64 = (1 << 32) - (1 << 27);
 
-/// What carried a collective out.
+/// Executor of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CarriedOutBy {
     /// Ranks' kernels.
@@ -149,7 +149,7 @@ impl OperationCounts {
     }
 }
 
-/// What ranks have launched and what has ended.
+/// Launches of ranks, and ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Collectives, by rank.
@@ -178,7 +178,7 @@ pub struct Ended {
 struct Taken {
     times: Times,
     read_at: Instant,
-    /// What nobody has looked at yet.
+    /// Times that nobody has looked at yet.
     new: Reading,
     pauses: PauseMeter,
 }
@@ -204,7 +204,7 @@ impl Ended {
         self.communicator.load(Ordering::Relaxed)
     }
 
-    /// What ranks, by number, have counted at `now`, and when a rank called its long collective of a number, as far as it told.
+    /// Counts of ranks, by number, at `now`, and when a rank called its long collective of a number, as far as it told.
     pub fn note_times(
         &self,
         ranks: &[SymmetricBufferCounts],
@@ -257,7 +257,7 @@ impl DeviceInitiatedGroup {
         DeviceInitiatedGroup { strategies, ended: Arc::default(), large, buffers }
     }
 
-    /// What service and ranks tell each other.
+    /// The page that service and ranks share.
     #[must_use]
     pub fn page(&self) -> &ControlPage {
         self.strategies.page()

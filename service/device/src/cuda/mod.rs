@@ -5,10 +5,11 @@
 //! by the strategy that the service publishes. The service allocates, maps, publishes, watches, and stops; it launches
 //! nothing on a GPU that a tenant uses, unless the operator wants everything in the service ([`Execution::Service`]).
 //!
-//! What is too large for that goes by the service's copy engines (`copy_engine`, decision 012), between the ranks' own
-//! buffers (`memory/imports.rs`).
+//! Operations that are too large for that go by the service's copy engines (`copy_engine`, decision 012), between the
+//! ranks' own buffers (`memory/imports.rs`).
 //!
-//! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine; what it frees, by another (`deferred_free.rs`).
+//! Long calls of the driver (memory, handles) are made by one thread (`setup.rs`), never by an engine; it frees by another
+//! (`deferred_free.rs`).
 
 mod copy_engine;
 mod gpu_health;
@@ -118,7 +119,7 @@ pub struct CudaOptions {
     pub ll128: bool,
     /// Most blocks of a kernel that carries a collective out; none: as measured.
     pub max_ctas: Option<u32>,
-    /// Who carries collectives out.
+    /// The executor of collectives.
     pub execution: Execution,
     /// Whether it is taken how long collectives take.
     pub is_timed: bool,
@@ -150,21 +151,22 @@ impl CudaOptions {
 /// GPUs that work, as they are counted from here on.
 pub struct Gpus {
     gpus: Vec<(Gpu, Context)>,
-    /// What was found and does not work, in words.
+    /// Faults of GPUs that were found and do not work, in words.
     faults: Vec<String>,
-    /// What operators see of them.
+    /// Operators' view of them.
     infos: Arc<[GpuInfo]>,
-    /// What combines there, where the service does.
+    /// Kernels that combine there, if the service does.
     kernels: Vec<Arc<Kernels>>,
-    /// Who may have streams that wait there.
+    /// Communicators that may have streams that wait there.
     queues: Arc<HwQueues<CopyEngines, Arc<Flight>>>,
     /// Which of them reach each other.
     peers: PeerAccess,
 }
 
 impl Gpus {
-    /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none. What does not work, or does not run the kernels, is
-    /// left out, and told of in a line each ([`Gpus::faults`]). Whether they reach each other is tried, unless they are not to.
+    /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none. A GPU that does not work, or does not run
+    /// the kernels, is left out, and told of in a line each ([`Gpus::faults`]). Whether they reach each other is tried, unless they are not
+    /// to.
     ///
     /// # Errors
     /// [`NoCuda`], with what is missing.
@@ -203,13 +205,13 @@ impl Gpus {
         Ok(gpus)
     }
 
-    /// What was found and does not work, in words.
+    /// Faults of GPUs that were found and do not work, in words.
     #[must_use]
     pub fn faults(&self) -> &[String] {
         &self.faults
     }
 
-    /// What operators see of them.
+    /// Operators' view of them.
     #[must_use]
     pub fn infos(&self) -> Arc<[GpuInfo]> {
         Arc::clone(&self.infos)
@@ -343,7 +345,7 @@ pub struct CudaDevice {
 
 impl CudaDevice {
     /// A device, and its thread that frees. That ends when all has been given back to the driver that anybody had of the device's.
-    /// What it traces goes to the recorder.
+    /// Traced times go to the recorder.
     ///
     /// # Errors
     /// [`NoCuda::Thread`].

@@ -18,7 +18,7 @@ use mccs_kernels::cuda::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
 /// Bytes that are written to each peer, by each means.
 const PROBE_BYTES: usize = 4096;
 
-/// What is known of one GPU's access to another's memory.
+/// Knowledge of one GPU's access to another's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It works; or nothing says that it does not.
@@ -33,7 +33,7 @@ pub(crate) enum Verdict {
     Refused(String),
 }
 
-/// Of all pairs of GPUs.
+/// Verdicts of all pairs of GPUs.
 #[derive(Debug)]
 pub(crate) struct PeerAccess {
     gpus: usize,
@@ -71,7 +71,7 @@ impl PeerAccess {
         PeerAccess { gpus, verdicts: (0..gpus * gpus).map(verdict).collect() }
     }
 
-    /// What is known of `from`'s access to the memory of `to`, as the device counts GPUs.
+    /// The verdict on `from`'s access to the memory of `to`, as the device counts GPUs.
     pub(crate) fn of(&self, from: usize, to: usize) -> &Verdict {
         &self.verdicts[from * self.gpus + to]
     }
@@ -122,9 +122,9 @@ impl PeerAccess {
 /// One GPU's part of the probes. Dropped in this order.
 struct Probe {
     stream: OwnedStream,
-    /// What it writes, and then what each writer leaves here, twice.
+    /// Bytes that it writes, and then those that each writer leaves here, twice.
     memory: MappedMemory,
-    /// Of this GPU's memory, as each other sees it.
+    /// Mappings of this GPU's memory, as each other sees it.
     seen: Vec<Result<MappedMemory, DriverError>>,
     kernel: Option<Function>,
     _module: Option<Module>,
@@ -137,7 +137,7 @@ struct Probes<'a> {
     seed: u64,
 }
 
-/// Where a writer's data go, by kernel or by copy engine.
+/// Offset of a writer's data, by kernel or by copy engine.
 fn place(writer: usize, by_copy: bool) -> usize {
     PROBE_BYTES * (1 + 2 * writer + usize::from(by_copy))
 }
@@ -165,7 +165,7 @@ impl<'a> Probes<'a> {
         Ok(Probes { gpus, probes, seed: RandomState::new().build_hasher().finish() })
     }
 
-    /// What a GPU writes, to whomever.
+    /// Bytes that a GPU writes, to whomever.
     fn pattern(&self, writer: usize) -> Vec<u8> {
         let word =
             |index: u64| (self.seed ^ (writer as u64) << 56).wrapping_add(index).wrapping_mul(0x9e37_79b9_7f4a_7c15);

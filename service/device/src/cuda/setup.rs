@@ -270,7 +270,7 @@ impl Setup {
         Ok(OpenedPart { handles: vec![handle], fds: fd.into_iter().collect() })
     }
 
-    /// Of GPUs, each one's once: ranks may share one.
+    /// Contexts of GPUs, each once: ranks may share one.
     fn contexts(&self, gpus: &[usize]) -> Vec<&Context> {
         let first_of_gpu = |(rank, number): &(usize, &usize)| !gpus[..*rank].contains(*number);
         gpus.iter().enumerate().filter(first_of_gpu).map(|(_, number)| &self.gpus.gpus[*number].1).collect()
@@ -328,7 +328,7 @@ impl Setup {
         !self.options.large_from.is_never() && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
     }
 
-    /// What a communicator of the same shape was made of, as new: nothing of what it did is there any more.
+    /// Parts of an ended communicator of the same shape, as new: nothing of what it did is there any more.
     fn spare(&self, shape: &Shape) -> Option<Kit> {
         let kit = self.spares.take(shape, |kit| !kit.has_graphs())?;
         if let Err(error) = kit.buffers.iter().try_for_each(|(gpu, buffer)| buffer.zero(&self.streams[*gpu])) {

@@ -23,7 +23,7 @@ pub struct Reduction<'a> {
 }
 
 impl<'a> Reduction<'a> {
-    /// What a step combines, besides what it receives; none for a step that reduces nothing.
+    /// Sources that a step combines, besides those that it receives; none for a step that reduces nothing.
     #[must_use]
     pub fn of(step: &'a Step) -> Option<Self> {
         match step {
@@ -53,15 +53,15 @@ struct RankMemory {
     scalar_bits: u64,
     /// Keep what `send` and `recv` lead to mapped; see [`Bound::keep_mapped`].
     regions: [Option<Arc<Region>>; 2],
-    /// Where the data of `send` and `recv` is instead, if it is in a GPU's memory.
+    /// Places of the data of `send` and `recv`, if it is in a GPU's memory.
     twins: [Option<TwinPlace>; 2],
 }
 
-/// Where the buffers of this host's ranks are, and how elements combine.
+/// Buffers of this host's ranks, and how elements combine.
 pub struct Bound {
     /// By rank, ascending.
     ranks: Vec<RankMemory>,
-    /// Of the communicator, on all hosts.
+    /// Ranks of the communicator, on all hosts.
     nranks: u32,
     dtype: DataType,
     /// `None` for collectives that only move data.
@@ -150,7 +150,7 @@ impl Bound {
         }
     }
 
-    /// Whose buffers they are.
+    /// Share of their owner.
     #[must_use]
     pub fn share(&self) -> Share {
         self.share
@@ -173,7 +173,7 @@ impl Bound {
         self.ranks.binary_search_by_key(&rank, |memory| memory.rank).is_ok()
     }
 
-    /// Of a rank that is here, as a schedule's programs are run where their ranks are.
+    /// Memory of a rank that is here, as a schedule's programs are run where their ranks are.
     fn memory(&self, rank: u32) -> &RankMemory {
         // Most often all ranks are here.
         match self.ranks.get(rank as usize) {
@@ -196,7 +196,7 @@ impl Bound {
         }
     }
 
-    /// Where a buffer's data is, if it is in a GPU's memory, byte by byte as in what [`Bound::extent`] says.
+    /// Place of a buffer's data, if it is in a GPU's memory, byte by byte as in [`Bound::extent`].
     #[must_use]
     pub fn twin(&self, of: RankBuffer) -> Option<&TwinPlace> {
         let [send, recv] = &self.memory(of.rank).twins;
@@ -254,7 +254,7 @@ impl Bound {
         Source { ptr: self.address(at, element), scalar_bits }
     }
 
-    /// What another host sent, which is no raw contribution where that makes a difference.
+    /// Source that another host sent, which is no raw contribution where that makes a difference.
     #[must_use]
     pub fn plain_source(ptr: *const u8) -> Source {
         Source { ptr, scalar_bits: None }

@@ -139,7 +139,7 @@ impl Device for HostDevice {
         job: Handle,
         workers: &mut dyn Workers,
     ) -> Result<Launched, LaunchError> {
-        // What is reduced for another host is sent while it is in the cache.
+        // A result for another host is sent while it is in the cache.
         let streaming_bytes = if collective.spans_hosts { u64::MAX } else { self.options.streaming_bytes };
         let bound = Bound::new(collective, streaming_bytes)?;
         let schedule = Arc::clone(collective.schedule);

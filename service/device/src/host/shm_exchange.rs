@@ -17,7 +17,7 @@ pub struct TenantShmExchange {
     /// Kept for the service's next program.
     descriptor: Option<OwnedFd>,
     _charge: Charge,
-    /// What was read of its rounds, and when.
+    /// Last times of its rounds, and when they were read.
     read: Mutex<(Times, Instant)>,
 }
 

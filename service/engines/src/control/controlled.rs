@@ -1,5 +1,4 @@
-//! What operators may see and change: handles of the service for the control engine, and names of
-//! acts in history.
+//! Handles of the service for the control engine, and names of operators' acts in history.
 
 use std::sync::Arc;
 
@@ -18,38 +17,38 @@ use crate::transport::TransportPool;
 /// Characters of a text of an operator's, such as the reason for which a host is emptied.
 const TEXT_CHARS_MAX: usize = 200;
 
-/// What the operator may see and change.
+/// Parts of the service that the operator may see and change.
 #[derive(Clone)]
 pub struct Controlled {
     /// Sessions and communicators, engines and where they run.
     pub overseer: Overseer,
     /// Transport engines.
     pub transports: Arc<TransportPool>,
-    /// Who has the communicators of the host device.
+    /// Proxy engine with the communicators of the host device.
     pub proxy: Sender<ProxyMessage>,
-    /// Who has those of GPUs that reach each other, where there are GPUs.
+    /// Proxy engine with the communicators of GPUs that reach each other, if there are GPUs.
     pub gpus: Option<Sender<ProxyMessage>>,
-    /// Who has, or knows, the controller role; where there is one.
+    /// Engine that has, or knows, the controller role; if there is one.
     pub controller: Option<Sender<ControllerInput>>,
-    /// Who hands the service over to its next program; none in a service that another program embeds.
+    /// Desk that hands the service over to its next program; none in a service that another program embeds.
     pub upgrades: Option<UpgradeDesk>,
-    /// Who adds tenants and takes them away.
+    /// Desk that adds tenants and takes them away.
     pub tenants: Arc<dyn TenantDesk>,
-    /// Who may act beside operators.
+    /// Tokens of those who may act beside operators.
     pub tokens: Arc<Tokens>,
     /// When nobody is let in.
     pub handover: Arc<Handover>,
 }
 
 impl Controlled {
-    /// Who has the communicator with a number, if there is one.
+    /// Proxy engine that has the communicator with a number, if there is one.
     pub(super) fn proxy_of(&self, number: u64) -> &Sender<ProxyMessage> {
         let comm = self.overseer.registry.comms().into_iter().find(|comm| comm.number == number);
         let of_gpus = comm.filter(|comm| comm.device_initiated.is_some()).and(self.gpus.as_ref());
         of_gpus.unwrap_or(&self.proxy)
     }
 
-    /// What a request changes here, in words. The controller notes by itself what it is asked for.
+    /// Name of a request's change here. The controller notes by itself what it is asked for.
     pub(super) fn act_of(&self, request: &ControlRequest) -> Option<String> {
         let comm = |number: u64| {
             let comms = self.overseer.registry.comms();

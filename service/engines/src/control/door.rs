@@ -9,7 +9,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 /// Pause when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// What the listener is called among the descriptors.
+/// The listener's mark among the descriptors.
 const LISTENER_TOKEN: u64 = u64::MAX;
 
 /// See the module's documentation.

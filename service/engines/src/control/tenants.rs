@@ -7,7 +7,7 @@ use mccs_control::{ControlAnswer, TenantRow};
 use mccs_registry::Registry;
 use mccs_tenants::Resource;
 
-/// Who adds tenants and takes them away. Answers at once.
+/// Desk that adds tenants and takes them away. Answers at once.
 pub trait TenantDesk: Send + Sync {
     /// Has a tenant from now on.
     fn add(&self, tenant: TenantConfig) -> ControlAnswer;
@@ -15,7 +15,7 @@ pub trait TenantDesk: Send + Sync {
     /// Has its sessions end. It is gone once nothing of it is left.
     fn remove(&self, name: &str) -> ControlAnswer;
 
-    /// Where processes of a tenant connect, if it was added.
+    /// Socket of processes of a tenant, if it was added.
     fn socket_of(&self, name: &str) -> Option<PathBuf>;
 }
 

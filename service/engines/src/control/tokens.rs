@@ -39,7 +39,7 @@ pub(super) enum Judged {
     /// As this operator's request.
     Request {
         request: ControlRequest,
-        /// Who asks, for history.
+        /// The caller, for history.
         by: String,
     },
     /// Only its own token is asked for.
@@ -66,7 +66,7 @@ struct Token {
     ends_at: Instant,
     acts_left: u32,
     removed_at: Option<Instant>,
-    /// Of acts that were done.
+    /// Nonces of acts that were done.
     nonces: BTreeSet<[u8; NONCE_BYTES]>,
     refused: u64,
 }

@@ -13,9 +13,9 @@ pub struct UpgradeRequest {
     pub binary: Option<PathBuf>,
     /// Whether sessions end that cannot be handed over.
     pub ends_sessions: bool,
-    /// Who wants it.
+    /// The caller who wants it.
     pub by: String,
-    /// Where to answer.
+    /// Callback for the answer.
     socket: Socket,
 }
 
@@ -29,7 +29,7 @@ impl UpgradeRequest {
     }
 }
 
-/// Where operators leave such a wish.
+/// Desk at which operators leave such a wish.
 #[derive(Clone)]
 pub struct UpgradeDesk(SyncSender<UpgradeRequest>);
 

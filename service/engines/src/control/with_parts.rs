@@ -18,12 +18,12 @@ pub(super) struct WithParts {
     of_whole: Option<OperatorAnswer>,
     /// Parts that have done it.
     done: Vec<String>,
-    /// Who is asked now; `None`: the whole.
+    /// The part that is asked now; `None`: the whole.
     asked: Option<String>,
     left: VecDeque<Wanted>,
 }
 
-/// What is wanted of a part.
+/// A request to a part.
 #[derive(Debug)]
 struct Wanted {
     number: u64,
@@ -31,7 +31,7 @@ struct Wanted {
     request: OperatorRequest,
 }
 
-/// What comes after an answer.
+/// The step behind an answer.
 #[derive(Debug)]
 pub(super) enum Then {
     /// The operator is told.
@@ -41,7 +41,7 @@ pub(super) enum Then {
 }
 
 impl WithParts {
-    /// What a request of a communicator asks of its rails; `None` where it has none.
+    /// Requests to rails that follow from a request of a communicator; `None` if it has none.
     pub(super) fn of(comms: &[Arc<CommInfo>], whole: u64, request: &OperatorRequest) -> Option<WithParts> {
         if matches!(request, OperatorRequest::Change { change, .. } if !change.is_of_hosts()) {
             return None;

@@ -28,7 +28,7 @@ const QUESTIONS_MAX: usize = 16;
 /// Time that hosts have to answer, and where they look for what is stuck, which takes up to three seconds.
 const SUMMARY_TIME: Duration = Duration::from_secs(2);
 const STUCK_TIME: Duration = Duration::from_secs(4);
-/// Of a host that has been asked: shorter, so that its answer comes in time.
+/// Time for a host that has been asked: shorter, so that its answer comes in time.
 const OWN_STUCK_TIME: Duration = Duration::from_millis(3_500);
 /// Communicators, failures and late set-ups of a host that are told.
 const COMMS_TOLD_MAX: usize = 128;
@@ -40,7 +40,7 @@ const CULPRITS_TOLD_MAX: usize = 8;
 /// Questions to proxy engines begin here; below are those of the agent.
 const QUESTION_BASE: u64 = 1 << 63;
 
-/// What hosts say to each other of the cluster.
+/// Messages between hosts about the cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum PeerMessage {
@@ -51,9 +51,9 @@ pub(super) enum PeerMessage {
         /// Whether what is stuck is to be found out.
         stuck: bool,
     },
-    /// What the host has.
+    /// The host's summary.
     Summary {
-        /// Of the question.
+        /// Number of the question.
         question: u64,
         /// It.
         summary: Box<HostSummary>,
@@ -71,7 +71,7 @@ impl PeerMessage {
     }
 }
 
-/// Who wants this host's summary.
+/// Askers of this host's summary.
 enum Wants {
     Operator { question: u64 },
     Host { host: Name, question: u64 },
@@ -93,7 +93,7 @@ struct Waiting {
     until: Instant,
 }
 
-/// What is to be told to whom.
+/// A message to a host.
 pub(super) struct Tell {
     pub(super) to: Name,
     pub(super) message: PeerMessage,
@@ -127,7 +127,7 @@ impl ClusterAsker {
         }
     }
 
-    /// Who has the communicators of GPUs, where there are GPUs.
+    /// Sets the proxy engine with the communicators of GPUs, if there are GPUs.
     pub(super) fn set_gpus(&mut self, gpus: Option<Sender<ProxyMessage>>) {
         self.gpus = gpus;
     }

@@ -1,9 +1,9 @@
 //! Watches `policy.toml` and `topology.toml` (inotify), and reads them again when they change.
 //!
 //! Their folders are watched, not the files: editors put another file in the place of the old one; and the folders above these, since
-//! others put another folder there, or another link to one. Where a file or a folder above it is a link, so are the folders of what it leads to, link by
-//! link: that is written to as well. A moment after the last change both are read, so that two that are changed
-//! together are checked together.
+//! others put another folder there, or another link to one. If a file or a folder above it is a link, so are the folders of its target,
+//! link by link: that is written to as well. A moment after the last change both are read, so that two that are changed together are
+//! checked together.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ const QUIET_TIME: Duration = Duration::from_millis(100);
 /// The same while a file is open to be written: it may be copied over a slow link, and half of it may be well-formed.
 const WRITING_TIME: Duration = Duration::from_secs(2);
 
-/// What has changed.
+/// Files that have changed.
 pub(super) struct Changed {
     pub(super) topology: Option<Text>,
     pub(super) policy: Option<Text>,
@@ -68,7 +68,7 @@ impl ConfigWatcher {
         ConfigWatcher { topology, policy, watch: watch.ok(), read_at: Some(now) }
     }
 
-    /// What files say now is no news, where the store has another text that counts.
+    /// Files' present texts are no news, if the store has another text that counts.
     pub(super) fn take_as_read(&mut self, has_topology: bool, has_policy: bool) {
         for (file, is_read) in [(&mut self.topology, has_topology), (&mut self.policy, has_policy)] {
             // A file that is gone is said to be, all the same.
@@ -88,7 +88,7 @@ impl ConfigWatcher {
         self.read_at
     }
 
-    /// What has changed, a moment ago.
+    /// Files that have changed, a moment ago.
     pub(super) fn changed(&mut self, now: Instant) -> Option<Changed> {
         // Whatever has happened: what counts is what is read.
         if let Some(watch) = &mut self.watch
@@ -156,7 +156,7 @@ struct Watch {
     /// Absolute.
     files: Vec<PathBuf>,
     names: HashMap<WatchDescriptor, Names>,
-    /// What was written to, and not closed since.
+    /// Files that were written to, and not closed since.
     being_written: BTreeSet<OsString>,
 }
 
@@ -290,7 +290,8 @@ mod tests {
         file.write_all(b"0").unwrap();
         drop(file);
         assert_eq!(fixture.policy().as_deref(), Some("weight = 30"));
-        // Who never closes it is not waited for; and what is beside it is no news, however often it is written.
+        // A writer that never closes a file is not waited for; and a file beside it is no news, however often
+        // it is written.
         let mut file = std::fs::File::create(fixture.path("conf/policy.toml")).unwrap();
         file.write_all(b"2").unwrap();
         assert!(fixture.watcher.changed(fixture.now).is_none());
@@ -302,7 +303,7 @@ mod tests {
         }
     }
 
-    /// What is in force stays; that the file is gone is told, once, and that it is back as well.
+    /// The configuration in force stays; that the file is gone is told, once, and that it is back as well.
     #[test]
     fn a_file_that_is_deleted_is_told_once_and_read_again_when_it_is_back() {
         let mut fixture = Fixture::new(|folder| make_conf(&folder.join("conf"), "1"));
@@ -412,7 +413,7 @@ mod tests {
         }
     }
 
-    /// What could not be read may be read, and what was written by another name of the file is noticed then.
+    /// A file that could not be read may become readable, and a file that was written by another name is noticed then.
     #[test]
     fn a_file_whose_mode_changes_is_read() {
         use std::os::unix::fs::PermissionsExt;
@@ -456,7 +457,7 @@ mod tests {
     #[test]
     fn a_folder_may_come_later() {
         let mut fixture = Fixture::new(|_| ());
-        // What goes on beside it is no news.
+        // Events beside it are no news.
         std::fs::write(fixture.path("other"), "").unwrap();
         make_conf(&fixture.path("new"), "1");
         std::fs::rename(fixture.path("new"), fixture.path("conf")).unwrap();

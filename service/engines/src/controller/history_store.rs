@@ -52,7 +52,7 @@ impl HistoryStore {
         HistoryStore { path, bytes_max: FILE_BYTES_MAX, bytes: None, is_failing: false }
     }
 
-    /// What was kept, in order. Nothing, where there is no file yet.
+    /// Kept entries, in order. Nothing, where there is no file yet.
     ///
     /// # Errors
     /// It is there and cannot be read: in words. The file is put aside.
@@ -122,7 +122,7 @@ pub(super) fn line_of(entry: &Entry, now: Instant) -> Vec<u8> {
 /// An entry that was kept.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The mistake.
 pub(super) fn entry_of(line: &[u8], now: Instant) -> Result<Entry, String> {
     let line = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     let Line { number, unix_ms, what, why, went, of_comm, kind, by } = line;

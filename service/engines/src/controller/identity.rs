@@ -18,7 +18,7 @@ use super::unix_time;
 
 /// The record's key.
 const KEY: &str = "cluster";
-/// What this release writes, and reads.
+/// Format that this release writes, and reads.
 const FORMAT: u32 = 1;
 
 /// The record.
@@ -48,7 +48,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Of a service whose hosts have certificates of an authority in that file.
+    /// Identity of a service whose hosts have certificates of an authority in that file.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -150,7 +150,7 @@ impl Identity {
         }
     }
 
-    /// What the record is to be, if it is this cluster's and says less than is known.
+    /// The next record, if it is this cluster's and says less than is known.
     fn next(&mut self, entry: &Entry) -> Result<Option<Record>, StoreError> {
         let refused = |reason: String| {
             let prefix = &self.prefix;
@@ -185,7 +185,7 @@ impl Identity {
         let hosts = if is_larger { self.hosts.clone() } else { hosts };
         let mut all = authorities.clone();
         all.extend(self.authorities.iter().filter(|own| !authorities.contains(own)).cloned());
-        // Of those that were renewed the newest stay.
+        // The newest of those that were renewed stay.
         all.drain(..all.len().saturating_sub(AUTHORITIES_MAX));
         let next = Record { format, id, hosts, authorities: all, base };
         let says = serde_json::from_slice::<Record>(&entry.value).is_ok_and(|before| before == next);

@@ -18,14 +18,14 @@ pub enum ControllerInput {
     Exchange(Event),
     /// The operator asks.
     Request {
-        /// What.
+        /// The fault.
         request: ControllerRequest,
         /// User and command.
         by: String,
         /// To be answered.
         reply_to: ReplyTo,
     },
-    /// Who has the office, as the store says.
+    /// The host with the office, as the store says.
     Store(StoreNews),
     /// An operator did something on this host.
     Acted(Act),
@@ -38,7 +38,7 @@ pub enum ControllerInput {
     },
 }
 
-/// Who is the controller.
+/// The choice of the controller.
 #[derive(Debug, Clone)]
 pub enum ControllerChoice {
     /// This host.
@@ -47,7 +47,7 @@ pub enum ControllerChoice {
     Elected {
         /// In order.
         candidates: Vec<Name>,
-        /// Where; absent: by the votes of hosts.
+        /// The store; absent: by the votes of hosts.
         store: Option<Box<StoreSettings>>,
         /// How long a host's vote holds: as long as a link may be silent.
         vote_lease: Duration,
@@ -59,13 +59,13 @@ pub enum ControllerChoice {
 /// A store, and which cluster's it is.
 #[derive(Debug, Clone)]
 pub struct StoreSettings {
-    /// Where it is.
+    /// Its place.
     pub store: mccs_config::service::Store,
     /// Certificates of who signs hosts' certificates.
     pub authority: PathBuf,
 }
 
-/// What the engine is told.
+/// Settings of the engine.
 #[derive(Debug, Clone)]
 pub struct ControllerSettings {
     /// This host.
@@ -74,15 +74,16 @@ pub struct ControllerSettings {
     pub choice: ControllerChoice,
     /// All hosts.
     pub hosts: Vec<Name>,
-    /// Where they are reached, and this host's address for flows, if it has one of its own: for probes of paths.
+    /// Addresses of hosts, and this host's address for flows, if it has one of its own: for probes of paths.
     pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
-    /// What the service uses of its host's GPUs and RDMA devices; nothing as long as nobody has looked for them. The engine looks for interfaces.
+    /// The service's use of its host's GPUs and RDMA devices; nothing as long as nobody has looked for them. The engine looks for
+    /// interfaces.
     pub inventory: Inventory,
-    /// What the operator writes, where this is the controller.
+    /// The operator's files, if this is the controller.
     pub files: Option<ControllerFiles>,
-    /// Where the controller keeps what operators have said of links.
+    /// File in which the controller keeps operators' overrides of links.
     pub links: Option<PathBuf>,
-    /// Where the controller keeps its history.
+    /// File in which the controller keeps its history.
     pub history: Option<PathBuf>,
 }
 
@@ -96,7 +97,7 @@ pub struct ControllerFiles {
 }
 
 impl ControllerSettings {
-    /// Of a checked configuration.
+    /// Settings of a checked configuration.
     #[must_use]
     pub fn new(config: &mccs_config::ServiceConfig, controller: &mccs_config::service::Controller) -> Self {
         let name = |name: &str| Name::new(name).expect("invariant: a checked host's name is a DNS name");
@@ -131,7 +132,7 @@ impl ControllerSettings {
     }
 }
 
-/// Of a checked configuration.
+/// Settings of a checked configuration.
 fn choice(
     config: &mccs_config::ServiceConfig,
     controller: &mccs_config::service::Controller,

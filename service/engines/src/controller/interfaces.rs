@@ -1,9 +1,9 @@
 //! Network interfaces of this host (netlink): which are up, read again when the kernel tells of
 //! changes.
 //!
-//! What the kernel says is taken as a hint, and not read: what counts is what is there then. Containers that begin have several interfaces
-//! made and renamed, so a moment passes before all are looked at. One that was down counts as down until it has been up for a while: strategies
-//! are changed for it either way, and a bad cable comes and goes.
+//! The kernel's messages are taken as hints, and not read: the interfaces that are there then count. Containers that begin have several
+//! interfaces made and renamed, so a moment passes before all are looked at. One that was down counts as down until it has been up for a
+//! while: strategies are changed for it either way, and a bad cable comes and goes.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,8 @@
 //! Operators' words on links (`mccsctl link`) on disk at the controller's host. They are known
 //! again after the services of all hosts have ended.
 //!
-//! A whole file takes the place of the one before, so that there is always one that can be read. What cannot be read or written is
-//! said, and harms nothing else: hosts keep the same words for as long as one of them runs.
+//! A whole file takes the place of the one before, so that there is always one that can be read. An unreadable or unwritable file
+//! is said, and harms nothing else: hosts keep the same words for as long as one of them runs.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ impl LinkOverrideStore {
         LinkOverrideStore { path, written: None }
     }
 
-    /// What was kept. Nothing, where there is no file yet.
+    /// The overrides that were kept. Nothing, where there is no file yet.
     ///
     /// # Errors
     /// It is there and cannot be read: in words. A file is put aside, so that it is not lost; what is none is left alone.

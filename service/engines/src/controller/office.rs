@@ -33,22 +33,22 @@ pub(super) enum Elections {
 /// Writes that wait for room on the way to the store; of more the last are written.
 const UNWRITTEN_MAX: usize = 4096;
 
-/// What is known of the store.
+/// Knowledge of the store.
 pub(super) struct InStore {
     kind: String,
     /// It ends with this.
     threads: StoreThreads,
     /// The cluster's topology and policy, as the store has them.
     texts: SharedTexts,
-    /// What earlier terms have done, for the term that begins.
+    /// History of earlier terms, for the term that begins.
     history: SharedHistory,
-    /// What found no room on the way to the store.
+    /// Writes that found no room on the way to the store.
     unwritten: VecDeque<(u64, StoreWrite)>,
     /// Why the store does not have what was to be written.
     unwritten_for: Option<StoreError>,
     /// The office, if this host has it.
     office: Option<Office>,
-    /// Who had it last, that had not given it up.
+    /// The host that had it last and had not given it up.
     last: Option<Name>,
     trouble: Option<StoreError>,
     /// How often there was other trouble than before, or none.
@@ -157,12 +157,12 @@ impl Elections {
         })
     }
 
-    /// Who had the role before and may be lost.
+    /// The host that had the role before and may be lost.
     pub(super) fn lost(&self) -> Option<Name> {
         if let Elections::InStore(store) = self { store.last.clone() } else { None }
     }
 
-    /// What a term begins with: texts, and what earlier ones have done.
+    /// A term's beginning: texts, and the history of earlier ones.
     pub(super) fn shared(&self) -> Option<(SharedTexts, &SharedHistory)> {
         let Elections::InStore(store) = self else { return None };
         Some((store.texts.clone(), &store.history))
@@ -224,7 +224,7 @@ impl Elections {
         }
     }
 
-    /// What earlier terms have done.
+    /// Takes the history of earlier terms.
     pub(super) fn set_history(&mut self, history: SharedHistory) {
         if let Elections::InStore(store) = self {
             store.history = history;
@@ -260,7 +260,7 @@ impl Elections {
         }
     }
 
-    /// Whom to ask for votes now.
+    /// Hosts to ask for votes now.
     pub(super) fn poll(&mut self, now: Instant) -> Option<Claim> {
         match self {
             Elections::ByOrder(Some(candidate)) => candidate.poll(unix_time().as_nanos() as u64, now),

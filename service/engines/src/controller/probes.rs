@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A flow may have lost some packets in a row; that a connection of its own is not answered either, over the same path, while others to
-//! the same host are, is proof enough for all others to leave it. Who dials is answered by the other host's kernel, however busy its
-//! service is. Of a host that has lost its power nothing is answered, and no path is to blame for that.
+//! the same host are, is proof enough for all others to leave it. A probe that dials is answered by the other host's kernel, however
+//! busy its service is. A host that has lost its power answers nothing, and no path is to blame for that.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +24,7 @@ use crate::transport::path_events::PeerPathEvent;
 /// How long an answer may take: many times what a network needs.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
 /// Connections by paths of the network's own choice that are tried when one over a path was not answered: most networks choose by
-/// port, and do not choose the same dead one for all. Of two spines with one dead link each fourth is answered.
+/// port, and do not choose the same dead one for all. With two spines and one dead link, each fourth is answered.
 const WITNESSES: u16 = 16;
 /// How often it is looked for.
 const LOOKED_FOR_EVERY: Duration = Duration::from_millis(10);
@@ -43,7 +43,7 @@ struct Probed {
     turn: u16,
 }
 
-/// What has become of a path.
+/// The verdict on a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) peer: Name,
@@ -61,7 +61,7 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Of a host that reaches others at these addresses, from this one of its own.
+    /// Probes of a host that reaches others at these addresses, from this one of its own.
     pub(super) fn new(hosts: Vec<(Name, SocketAddr)>, from: Option<IpAddr>) -> Self {
         Probes { hosts, from, probed: Vec::new(), witnesses: BTreeMap::new() }
     }
@@ -104,7 +104,7 @@ impl Probes {
                     let path = FlowPath { device, ..probed.path.clone() };
                     probed.probe = address.and_then(|to| Probe::start(to, from, &path, probed.turn));
                     probed.at = if probed.probe.is_some() { now } else { now + TRIED_EVERY };
-                    // What cannot be tried is not known to be dead.
+                    // A path that cannot be tried is not known to be dead.
                     probed.probe.is_some() || probed.is_dead
                 }
                 Some(mut probe) => {
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// What is known of a path to a host after it was tried once.
+    /// Verdict on a path to a host after it was tried once.
     fn tried(host: &Silent, peer: &Name, now: &mut Instant) -> (Probes, Vec<Verdict>) {
         let mut probes = Probes::new(vec![(peer.clone(), host.address)], None);
         probes.hear(PeerPathEvent { peer: peer.clone(), path: FlowPath::default(), answers: false }, *now);

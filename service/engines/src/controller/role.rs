@@ -1,5 +1,5 @@
 //! The controller on the host that has the role, with its files and the operators who wait for it.
-//! Where it is elected, the role lives as long as its term.
+//! An elected role lives as long as its term.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ pub(super) struct Role {
     pub(super) watcher: Option<ConfigWatcher>,
     overrides: Option<LinkOverrideStore>,
     history: Option<HistoryStore>,
-    /// What it reads from the cluster's store, and has written there; none without one.
+    /// Texts from the cluster's store, and its writes there; none without one.
     shared: Option<Shared>,
     replies: BTreeMap<Ticket, ReplyTo>,
     next_ticket: Ticket,
@@ -113,7 +113,7 @@ impl Role {
                 controller.unreadable("the history in the store", why, now);
             }
             let shared = shared.insert(Shared::new(own, texts));
-            // What the store has counts; of this host's files, what changes from now on.
+            // The store's texts count; of this host's files, later changes.
             if let Some(watcher) = watcher {
                 watcher.take_as_read(shared.has(Kind::Topology), shared.has(Kind::Policy));
             }
@@ -134,7 +134,7 @@ impl Role {
         self.unsettled_since.get_or_insert(now);
     }
 
-    /// What is to be written in the store, since it was last asked.
+    /// Writes for the store, since it was last asked.
     pub(super) fn take_writes(&mut self, now: Instant) -> Vec<StoreWrite> {
         let Some(shared) = &mut self.shared else { return Vec::new() };
         let texts = self.controller.config_in_force().map(|config| shared.writes(config)).unwrap_or_default();

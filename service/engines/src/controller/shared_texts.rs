@@ -1,7 +1,7 @@
 //! Topology and policy of the cluster in its store, each a key.
 //!
-//! What is in force is written, by the controller alone. What somebody else puts there is put in force as a changed file is:
-//! checked, refused with a reason, and noted in the history.
+//! The configuration in force is written, by the controller alone. Somebody else's text there is put in force as a changed
+//! file is: checked, refused with a reason, and noted in the history.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use mccs_exchange::protocol::Name;
 use mccs_store::{Entry, Guard, Revision, Snapshot, Write};
 use serde::{Deserialize, Serialize};
 
-/// What their keys begin with.
+/// Prefix of their keys.
 pub(super) const PREFIX: &str = "config/";
-/// What this release writes, and reads.
+/// Format that this release writes, and reads.
 const FORMAT: u32 = 1;
 
 /// A text's value.
@@ -133,7 +133,7 @@ impl SharedText {
     }
 }
 
-/// What a snapshot has.
+/// Texts of a snapshot.
 pub(super) fn read(snapshot: &Snapshot) -> SharedTexts {
     let of = |kind: Kind| snapshot.get(kind.key()).map(|entry| SharedText::read(kind, entry));
     SharedTexts { topology: of(Kind::Topology), policy: of(Kind::Policy) }
@@ -146,7 +146,7 @@ pub(super) struct Shared {
     texts: SharedTexts,
     /// As the controller was told.
     told: SharedTexts,
-    /// What was in force when it was last compared.
+    /// Configuration that was in force when it was last compared.
     seen: Option<Arc<ClusterConfig>>,
 }
 
@@ -186,7 +186,7 @@ impl Shared {
         (topology, policy, unreadable)
     }
 
-    /// Texts to be written, where others are in force than before. What somebody has put there that is not in force stays.
+    /// Texts to be written, where others are in force than before. Somebody's text there that is not in force stays.
     pub(super) fn writes(&mut self, config: &Arc<ClusterConfig>) -> Vec<SharedText> {
         if self.seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, config)) {
             return Vec::new();

@@ -9,8 +9,8 @@
 //! The thread campaigns for the controller's office where its host may be elected, and looks who has it where not. It looks a few
 //! times within a lease, and at once when the office changes.
 //!
-//! What the controller writes is guarded by its term: once another one is in office, nothing of the earlier one is written. What
-//! cannot be written is tried again while the term lasts.
+//! Writes of the controller are guarded by its term: once another one is in office, nothing of the earlier one is written. A
+//! failed write is tried again while the term lasts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use super::shared_texts::{self, Kind, SharedText, SharedTexts};
 
 /// The key of the office.
 const OFFICE: &str = "controller";
-/// What keys of the history begin with; their numbers follow, so that they are in order.
+/// Prefix of the history's keys; their numbers follow, so that they are in order.
 const HISTORY: &str = "history/";
 /// Entries of the history that are kept, by their numbers.
 const HISTORY_KEPT: u64 = 4096;
@@ -50,20 +50,20 @@ const WATCH_TIME: Duration = Duration::from_secs(2);
 /// How soon a watch that has ended is begun again.
 const WATCH_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// What the thread has found.
+/// News of the thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreNews {
-    /// Who has the office, or why nothing is known.
+    /// The holder of the office, or why nothing is known.
     Holder(Result<Holder, StoreError>),
     /// The cluster's topology and policy.
     Texts(SharedTexts),
-    /// What earlier terms have done; before this host is told of a term of its own.
+    /// History of earlier terms; before this host is told of a term of its own.
     History(SharedHistory),
     /// Whether all was written that was to be.
     Written(Result<(), StoreError>),
 }
 
-/// What the store has of the history.
+/// The store's part of the history.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharedHistory {
     /// Entries as they were written, in order.
@@ -72,7 +72,7 @@ pub struct SharedHistory {
     pub(super) last: u64,
 }
 
-/// What the controller has in force, or has done.
+/// Configurations and entries that the controller writes.
 #[derive(Debug)]
 pub(super) enum StoreWrite {
     /// A text that is in force now.
@@ -94,7 +94,7 @@ enum Word {
 /// Opens the store of a configuration: reads files, asks nobody.
 ///
 /// # Errors
-/// What is wrong with a file or a URL.
+/// The mistake in a file or a URL.
 pub fn open_store(config: &mccs_config::service::Store) -> Result<Box<dyn Store>, StoreError> {
     Ok(match config.kind {
         StoreKind::Etcd => Box::new(EtcdStore::new(&EtcdSettings {
@@ -242,7 +242,7 @@ impl Thread {
         }
         while !is_over.load(Ordering::Acquire) {
             let began = Instant::now();
-            // Of an office that is held each word counts: it has another time.
+            // For an office that is held each word counts: it has another time.
             let news = StoreNews::Holder(self.look());
             self.tell_if_other(news, &mut holder);
             let news = StoreNews::Written(self.write(began + pause));
@@ -266,7 +266,7 @@ impl Thread {
         match word {
             Word::Changed { is_text } if is_text => self.read_at = Instant::now(),
             Word::Changed { .. } => {}
-            // Of an earlier term nothing is written.
+            // An earlier term writes nothing.
             Word::Write { term, .. } if self.term.is_none_or(|(_, own)| own != term) => {}
             Word::Write { write: StoreWrite::Text(text), .. } => {
                 self.text_waits.retain(|before| before.kind != text.kind);
@@ -301,7 +301,7 @@ impl Thread {
         self.identity.rise_above(by, &mut *self.store)
     }
 
-    /// Who has the office; and before that is told, what else there is to know.
+    /// The holder of the office; and before that is told, whatever else there is to know.
     fn look(&mut self) -> Result<Holder, StoreError> {
         let was_in_office = self.term.is_some();
         if !was_in_office {
@@ -313,7 +313,7 @@ impl Thread {
                 return Ok(self.identity.numbered(holder));
             }
         }
-        // Who has a lease keeps it before all else.
+        // A host with a lease keeps it before all else.
         let holder = self.campaign.step(&mut *self.store, &Instant::now)?;
         let known = self.know(&holder, was_in_office);
         if let Err(StoreError::Refused(_) | StoreError::Invalid(_)) = &known {
@@ -347,7 +347,7 @@ impl Thread {
         Ok(())
     }
 
-    /// What earlier terms have done; a history that cannot be read holds nobody off.
+    /// Reads the history of earlier terms; one that cannot be read holds nobody off.
     fn read_history(&mut self) -> Result<(), StoreError> {
         let entries = match self.store.read(Keys::Under(HISTORY)) {
             Ok(snapshot) => snapshot.entries,
@@ -405,7 +405,7 @@ impl Thread {
         self.written.push(Written { kind, at, before });
     }
 
-    /// Writes what waits, until the lease is to be looked after again. What is refused waits on, and holds nothing else off.
+    /// Writes what waits, until the lease is to be looked after again. A refused write waits on, and holds nothing else off.
     fn write(&mut self, until: Instant) -> Result<(), StoreError> {
         let Some((created, _)) = self.term else { return Ok(()) };
         let in_office = Guard::Created(OFFICE.to_owned(), created);

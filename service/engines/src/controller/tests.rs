@@ -14,7 +14,7 @@ fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
-/// Of the first of these hosts, which is the controller.
+/// Settings of the first of these hosts, which is the controller.
 fn settings(hosts: &[&str]) -> ControllerSettings {
     ControllerSettings {
         own: name(hosts[0]),

@@ -8,7 +8,7 @@ use mccs_telemetry::bandwidth::TenantKindView;
 use mccs_telemetry::histogram::HistogramView;
 use mccs_telemetry::{lines_suppressed, resume_lines_suppressed};
 
-/// What was counted, without what communicators that go on have counted themselves.
+/// Counts, without those of communicators that go on.
 pub fn hand_over(registry: &Registry, goes_on: impl Fn(u64) -> bool) -> ServiceCounters {
     let totals = registry.totals_besides(goes_on);
     let kind = |TenantKindView { collective, bytes, durations }: TenantKindView| {

@@ -14,10 +14,10 @@ pub struct Standing<E> {
     reaches: Reaches,
 }
 
-/// Whom an engine deals with.
+/// Peers that an engine deals with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaches {
-    /// Who looks at this host.
+    /// Readers of this host's state.
     Lookers,
     /// Other hosts, which take one program for the service.
     Hosts,

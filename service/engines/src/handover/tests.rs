@@ -1,4 +1,4 @@
-//! What another program hands over is taken as far as it can be.
+//! Another program's state is taken as far as it can be.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;

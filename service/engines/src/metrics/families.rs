@@ -20,7 +20,7 @@ use std::fmt::{self, Display};
 use mccs_control::overview::Overview;
 use mccs_telemetry::histogram::HistogramView;
 
-/// What the values of a metric are.
+/// Type of a metric's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Rises, or begins again at 0 with the service.
@@ -78,7 +78,7 @@ impl From<f64> for Number {
     }
 }
 
-/// What a sample says.
+/// Value of a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Number(Number),

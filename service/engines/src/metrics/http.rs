@@ -6,7 +6,7 @@
 /// Longest head of a request. Prometheus sends some 300 bytes.
 pub const HEAD_BYTES_MAX: usize = 8 << 10;
 
-/// What is answered.
+/// Status of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// The metrics follow.
@@ -36,7 +36,7 @@ impl Status {
     }
 }
 
-/// What the bytes that have come so far ask for; `None` if more have to come. What follows the head is ignored.
+/// The answer to the bytes that have come so far; `None` if more have to come. Bytes behind the head are ignored.
 #[must_use]
 pub fn asked(bytes: &[u8]) -> Option<Status> {
     // A client that talks something else is told at once: there may be no line to wait for.
@@ -102,7 +102,7 @@ pub fn answer(status: Status, body: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// What is answered, however the bytes are cut.
+    /// The answer, however the bytes are cut.
     fn of(text: &str) -> Option<Status> {
         let whole = asked(text.as_bytes());
         for end in 0..text.len() {
@@ -151,7 +151,7 @@ mod tests {
         let long = format!("GET /metrics HTTP/1.1\r\nX: {}", "x".repeat(HEAD_BYTES_MAX));
         assert_eq!(asked(long.as_bytes()), Some(Status::HeadTooLong));
         assert_eq!(asked(&long.as_bytes()[..HEAD_BYTES_MAX - 1]), None);
-        // What is sent behind the first request waits for nobody.
+        // Bytes behind the first request wait for nobody.
         let two = "GET /metrics HTTP/1.1\r\n\r\nGET /other HTTP/1.1\r\n\r\n";
         assert_eq!(asked(two.as_bytes()), Some(Status::Ok));
     }

@@ -34,16 +34,17 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use self::http::{HEAD_BYTES_MAX, Status, answer, asked};
 use self::prometheus::render;
 
-/// Scrapers at a time; one or two are usual. Of more one goes, see [`Connection::keeps`]: they may all be hostile.
+/// Scrapers at a time; one or two are usual. If there are more, one goes, see [`Connection::keeps`]: they may all
+/// be hostile.
 const CONNECTIONS_MAX: usize = 16;
 /// Time for the head of a request to come.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 /// Time for an answer to be taken.
 const TAKE_WITHIN: Duration = Duration::from_secs(10);
-/// Time for the peer to close when it has its answer. What it has sent besides is thrown away meanwhile: closing before would
-/// make the kernel throw the answer away.
+/// Time for the peer to close when it has its answer. Its other bytes are thrown away meanwhile: closing before would make
+/// the kernel throw the answer away.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
-/// Who takes nothing of its answer for so long makes room before all others.
+/// A connection that takes nothing of its answer for so long makes room before all others.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 /// The text is at most so old.
 const RENDER_EVERY: Duration = Duration::from_millis(100);
@@ -51,7 +52,7 @@ const RENDER_EVERY: Duration = Duration::from_millis(100);
 const TURN_BYTES: usize = 64 << 10;
 /// Pause when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// What the listener is called among the descriptors.
+/// The listener's mark among the descriptors.
 const LISTENER_TOKEN: u64 = u64::MAX;
 /// Readiness that is taken at a time.
 const EVENTS_MAX: usize = CONNECTIONS_MAX + 1;
@@ -60,7 +61,7 @@ const EVENTS_MAX: usize = CONNECTIONS_MAX + 1;
 enum Stage {
     /// Its request so far.
     Asking(Vec<u8>),
-    /// What is left of the answer.
+    /// The rest of the answer.
     Answering { answer: Vec<u8>, written: usize },
     /// It has its answer.
     Closing,
@@ -88,7 +89,7 @@ enum Claim {
 }
 
 impl Connection {
-    /// Where there are too many the one with the least claim goes, and of several the one that has been still for longest: a scrape that is
+    /// If there are too many, the one with the least claim goes, and of several the one that has been still for longest: a scrape that is
     /// on its way is not ended by connections that say nothing.
     fn keeps(&self, now: Instant) -> (Claim, Instant) {
         let is_stalled = now.saturating_duration_since(self.moved_at) >= STALLED_AFTER;
@@ -154,10 +155,10 @@ impl MetricsEngine {
         Ok(MetricsEngine { listener, epoll, connections, next: 0, overseer, rendered: None, deaf_until: None })
     }
 
-    /// Where it listens.
+    /// The path that it listens on.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's reason.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }

@@ -23,7 +23,7 @@ use self::encode::{Resource, Times, encode};
 const PUSH_WITHIN: Duration = Duration::from_secs(10);
 /// Longest answer: collectors say what they have rejected, and why.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// Of what a collector says, in the log.
+/// Characters of a collector's answer in the log.
 const REASON_CHARS_MAX: usize = 200;
 
 /// Pushes until it is dropped. A push that is under way goes on to its end, at most ten seconds.
@@ -57,7 +57,7 @@ impl OtlpPusher {
     }
 }
 
-/// What is pushed, where to, and how the last time went.
+/// A pusher: its metrics, the collector, and how the last time went.
 struct Push {
     endpoint: Endpoint,
     path: String,
@@ -121,14 +121,14 @@ impl Push {
     }
 }
 
-/// What the answer to a push may say, beside nothing.
+/// Answer to a push, which may be empty.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Answer {
     partial_success: PartialSuccess,
 }
 
-/// What of a push the collector has not taken.
+/// Part of a push that the collector has not taken.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct PartialSuccess {

@@ -55,7 +55,7 @@ impl Execution {
         Execution { deadline, signal_watch, suspected: SuspectedLinks::default(), ended_rounds: Vec::new() }
     }
 
-    /// What is held of communicators whose links have broken.
+    /// Number of held entries of communicators whose links have broken.
     pub(super) fn held(&self) -> usize {
         self.suspected.len()
     }
@@ -253,7 +253,7 @@ impl Execution {
             Ok((schedule, job)) => self.launch(state, comm, &schedule, job),
             Err(failure) => strand(state, comm, None, failure),
         }
-        // What overlaps with it need not wait for its end.
+        // An operation that overlaps with it need not wait for its end.
         if state.comms.get(comm).is_some_and(|live| !live.running.is_none() && live.is_ready()) {
             state.may_start(comm);
         }
@@ -340,7 +340,7 @@ impl Execution {
         let (ended, began) = live.running.finish(job, now);
         let took = began.elapsed();
         if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, one_hop, .. }) = ended.first() {
-            // Of the places that an all-gather goes round a ring, one.
+            // One of the places that an all-gather goes round a ring.
             let hops = if *one_hop { u64::from(live.info.nranks - 1).max(1) } else { 1 };
             let count = count / hops;
             if live.info.is_timed() {
@@ -356,7 +356,7 @@ impl Execution {
         if let Some(live) = state.comms.get_mut(comm) {
             live.running.give_back(ended);
         }
-        // What waits behind it was not late while it ran.
+        // An operation behind it was not late while it ran.
         self.deadline.expect_progress(now);
         // The next one starts as an event of its own: a long row of short ones is no chain of calls.
         state.reap(comm);

@@ -1,6 +1,7 @@
 //! Hand-over of communicators to the service's next program: those of this host alone, in its memory.
 //!
-//! Nothing runs when they are handed in. What ranks have called and waits for others their sessions call again.
+//! Nothing runs when they are handed in. Operations that ranks have called and that wait for others are called
+//! again by their sessions.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ impl State {
     /// All communicators, as the next program goes on with them. Those of sessions that do not go on fail there.
     ///
     /// # Errors
-    /// What cannot be handed over.
+    /// The part that cannot be handed over.
     pub(super) fn hand_over(&self) -> Result<Vec<(CommState, Option<OwnedFd>)>, String> {
         let comms = self.comms.iter().filter(|(_, live)| !live.stays_behind()).map(|(_, live)| {
             let number = live.info.number;
@@ -102,7 +103,7 @@ pub(super) struct StandsStill {
     handover: Option<Arc<Handover>>,
     /// The last attempt in which it has handed in.
     handed_in: u64,
-    /// What would have started operations meanwhile.
+    /// Events that would have started operations meanwhile.
     held: Vec<(Share, Event)>,
     /// Since when sessions send nothing.
     since: Option<Instant>,

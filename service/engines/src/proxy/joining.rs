@@ -52,10 +52,10 @@ struct Preparing {
 /// See the module's documentation.
 pub(super) struct Joining {
     rendezvous: Rendezvous<JoinRequest>,
-    /// Who watches hears of ranks that others wait for.
+    /// Ranks that others wait for, for whoever watches.
     late: LateTold,
     preparing: HandleTable<Preparing>,
-    /// Where there are other hosts.
+    /// Its relation to other hosts, if there are any.
     setups: Option<Setups>,
     make_schedules: MakeSchedules,
     /// Whether ranks of several processes are refused on one GPU.
@@ -85,7 +85,7 @@ impl Joining {
         self.refuses_duplicate_gpus = refuses;
     }
 
-    /// What of communicators across hosts is held: 0 when none is being set up.
+    /// Number of held entries of communicators across hosts: 0 when none is being set up.
     pub(super) fn held(&self) -> usize {
         self.setups.as_ref().map_or(0, Setups::held)
     }
@@ -262,7 +262,7 @@ impl Joining {
     }
 }
 
-/// What all its ranks can open.
+/// Kinds of memory that all its ranks can open.
 fn opens_of(requests: &[JoinRequest]) -> Opens {
     let of_each = requests.iter().map(|request| request.session.opens());
     let pids: Vec<_> = requests.iter().map(|request| request.session.peer.pid).collect();

@@ -108,7 +108,7 @@ pub struct Timeouts {
 pub struct ProxyEngine {
     /// From devices, transports, other hosts and operators.
     mailbox: Mailbox<ProxyMessage>,
-    /// What found no room in `mailbox`, where the device keeps it.
+    /// Events that found no room in `mailbox`, if the device keeps them.
     device_events: Option<Arc<DeviceEvents>>,
     state: State,
     execution: Execution,
@@ -192,7 +192,7 @@ impl ProxyEngine {
         self
     }
 
-    /// What the engine holds: 0 when all sessions are closed and all communicators over.
+    /// Number of held entries: 0 when all sessions are closed and all communicators over.
     #[must_use]
     pub fn held(&self) -> usize {
         self.state.held() + self.joining.held() + self.execution.held()

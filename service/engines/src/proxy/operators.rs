@@ -1,4 +1,4 @@
-//! What operators ask of a proxy engine: changes of strategies, and why a communicator is stuck.
+//! Requests of operators to a proxy engine: changes of strategies, and why a communicator is stuck.
 
 pub(super) mod diagnostics;
 pub(super) mod forwarded_requests;

@@ -36,7 +36,7 @@ use crate::proxy::streams::{Failed, Streams};
 pub(super) struct State {
     pub(super) comms: Communicators,
     pub(super) streams: Streams,
-    /// What tenants have left here, and whose turn it is.
+    /// Tenants' work here, and their turns.
     pub(super) work: WorkQueues,
     pub(super) inflight: InflightOperations,
     pub(super) out: Outlets,
@@ -59,7 +59,7 @@ impl State {
         }
     }
 
-    /// What is held: 0 when all sessions are closed and all communicators over.
+    /// Number of held entries: 0 when all sessions are closed and all communicators over.
     pub(super) fn held(&self) -> usize {
         self.streams.len() + self.comms.held() + self.inflight.len() + self.out.held()
     }
@@ -112,7 +112,7 @@ impl State {
         self.streams.count_failed(&failed, comm, &self.comms.failure_of(comm));
     }
 
-    /// Ends a communicator with an error on every rank. What already runs ends by itself.
+    /// Ends a communicator with an error on every rank. An operation that already runs ends by itself.
     pub(super) fn abort(&mut self, comm: Handle, failure: Failure) {
         let Some(live) = self.comms.sound_mut(comm) else { return };
         let failure = live.gpus.as_ref().and_then(GpuRanks::contradiction).unwrap_or(failure);
@@ -133,7 +133,7 @@ impl State {
             let (stream, ticket) = first.map_or((Handle::NONE, 0), |operation| (operation.stream, operation.ticket));
             member.session.report(member.tenant_comm, stream, ticket, failure.class, &failure.message);
         }
-        // Who sees that it is aborted finds the reason.
+        // A caller that sees that it is aborted finds the reason.
         live.port_channels.end();
         if let Some(group) = &live.info.device_initiated {
             group.abort();
@@ -183,9 +183,9 @@ impl State {
         self.abort(handle, failure);
     }
 
-    /// Ranks of another host have left. Nothing but words depends on it. Who leaves has ended its calls. A later collective waits for others of its
-    /// host, whose next call ends the communicator there, or for nobody, and then the links end. What it has sent to a rank here may still be under
-    /// way, so that a receive from it cannot be refused for this.
+    /// Ranks of another host have left. Nothing but words depends on it. A rank that leaves has ended its calls. A later collective waits
+    /// for others of its host, whose next call ends the communicator there, or for nobody, and then the links end. Messages to a rank here
+    /// may still be under way, so that a receive from it cannot be refused for this.
     pub(super) fn left_elsewhere(&mut self, comm: &CommId, ranks: Vec<u32>) {
         let Some(handle) = self.comms.called(comm) else { return };
         if let Some(span) = self.comms.get_mut(handle).and_then(|live| live.span.as_mut()) {
@@ -204,7 +204,7 @@ impl State {
         self.abort_whole(whole, failure);
     }
 
-    /// Ends what there is here of a caller's communicator: the whole and its parts. What fails the one fails all, with the first reason.
+    /// Ends what there is here of a caller's communicator: the whole and its parts. A failure of one fails all, with the first reason.
     pub(super) fn abort_whole(&mut self, whole: u64, failure: &Failure) {
         let of_family = |(_, live): &(Handle, &Comm)| live.info.whole() == whole && live.failure.is_none();
         let all: Vec<Handle> = self.comms.iter().filter(of_family).map(|(comm, _)| comm).collect();
@@ -267,7 +267,7 @@ impl State {
         }
     }
 
-    /// What ranks of a communicator wait in.
+    /// Waits of a communicator's ranks.
     pub(super) fn waits(&self, comm: Handle) -> Option<Waits<'_>> {
         Some(Waits::new(self.comms.get(comm)?, self.inflight.remote(comm)))
     }

@@ -67,7 +67,7 @@ impl Streams {
         stream.push(entry);
     }
 
-    /// The next operation of a stream that may start now. Where it waits for its GPU the stream is looked at from now on.
+    /// The next operation of a stream that may start now. A stream that waits for its GPU is looked at from now on.
     pub(super) fn start_next(&mut self, session: SessionId, index: u32, now: Instant) -> Option<Head> {
         let stream = get_mut(&mut self.by_session, session, index)?;
         let head = stream.start_next(now);

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-/// What keeps a session or a connection from being handed over.
+/// Obstacle that keeps a session or a connection from being handed over.
 pub(super) const NO_DESCRIPTOR: &str = "the service has no descriptors left";
 
 /// Another descriptor of the same.

@@ -18,7 +18,7 @@ const NO_HELLO: &str = "no hello has come within 5 s";
 const NO_ROOM_TO_WELCOME: &str =
     "processes of this tenant have been sent as many descriptors as it may have on their way, and do not take them";
 
-/// What has become of a greeting.
+/// The result of a greeting.
 pub(super) enum Greeted {
     /// There is no hello yet.
     NotYet,
@@ -33,7 +33,7 @@ pub(super) enum Greeted {
     Broken(SocketError),
 }
 
-/// What a session shares with its tenant, sent with the welcome and kept for the service's next program.
+/// Parts that a session shares with its tenant, sent with the welcome and kept for the service's next program.
 pub(super) struct Segment {
     pub(super) fd: OwnedFd,
     pub(super) layout: SegmentLayout,

@@ -170,13 +170,13 @@ impl SessionEngine {
 pub struct ResumedSession(SessionEngine);
 
 impl ResumedSession {
-    /// What the proxy engine knows of it.
+    /// The session, as the proxy engine knows it.
     #[must_use]
     pub fn session(&self) -> &Arc<Session> {
         &self.0.outlets.session
     }
 
-    /// Where the proxy engine answers it.
+    /// Sender for the proxy engine's answers.
     #[must_use]
     pub fn reply(&self) -> Sender<ProxyReply> {
         self.0.outlets.replies.sender()

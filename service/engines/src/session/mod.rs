@@ -48,9 +48,9 @@ use self::requests::{Due, Requests};
 use self::tables::{JoinCall, Tables, port_channels, twins};
 use crate::proxy::{ProxyReply, TwinPart};
 
-/// What a tenant is told of whom the service can take no more descriptors.
+/// Message to a tenant from whom the service can take no more descriptors.
 const SLOW_TO_CLOSE: &str = "descriptors that this tenant has sent take too long to close";
-/// What a tenant is told when the service ends.
+/// Message to a tenant when the service ends.
 const STOPPING: &str = "the service is stopping; connect again once it is there";
 /// How often a full socket is tried again.
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
@@ -62,8 +62,8 @@ const REQUEST_ITEMS: usize = 16;
 enum State {
     Greeting(Greeting),
     Serving,
-    /// The tenant has closed its end. What it had asked for before is done first: it may have left in an orderly way. What it
-    /// writes to the ring from then on is not looked at, or it could go on for ever, and without its quota.
+    /// The tenant has closed its end. Its earlier requests are done first: it may have left in an orderly way. Its later
+    /// writes to the ring are not looked at, or it could go on for ever, and without its quota.
     Finishing {
         /// Commands that the ring had brought by then.
         until: u64,
@@ -80,7 +80,7 @@ pub struct SessionEngine {
     requests: Requests,
     tables: Tables,
     registry: Arc<Registry>,
-    /// Where the engine goes once it has greeted.
+    /// Runtime of the engine once it has greeted.
     serving_runtime: u32,
     handover: Arc<Handover>,
     /// The last attempt to hand the service over in which it has stood still, or was asked.
@@ -216,7 +216,7 @@ impl SessionEngine {
                 return served > 0;
             }
             if tenant.closer.is_full() {
-                // What is sent meanwhile waits in the socket.
+                // Later messages wait in the socket.
                 if tenant.closer.is_stuck(now) {
                     self.fence(SLOW_TO_CLOSE);
                 }
@@ -393,7 +393,7 @@ impl SessionEngine {
             busy |= answered && self.serve_parked();
             busy |= answered && self.serve_deferred();
             if answered && !self.requests.has_deferred() && cx.is_readable && matches!(self.state, State::Serving) {
-                // What it sent before its end comes first.
+                // Its messages before its end come first.
                 let is_orphaned = self.outlets.answers.socket().is_orphaned();
                 let any = self.serve_socket(cx.now, cx.budget);
                 let is_paused = self.requests.paused_until().is_some();

@@ -5,7 +5,7 @@
 pub enum NotResumed {
     /// The configuration has no room for it: the operator may mend that.
     Configuration(String),
-    /// What was handed over of it: nobody can.
+    /// The handed-over state of it: nobody can.
     Session(String),
 }
 

@@ -21,7 +21,7 @@ pub(super) use self::socket::TenantSocket;
 pub(super) struct Outlets {
     pub(super) session: Arc<Session>,
     pub(super) answers: Answers,
-    /// What the proxy engines say of the service.
+    /// The proxy engines, as the service has them.
     pub(super) proxies: Arc<Proxies>,
     pub(super) outbox: ProxyOutbox,
     pub(super) replies: Replies,

@@ -18,6 +18,6 @@ pub(super) struct Tables {
     pub(super) memory: Memory,
     pub(super) streams: Streams,
     pub(super) ranks: Ranks,
-    /// Of port channels.
+    /// FIFOs of port channels.
     pub(super) fifos: Fifos,
 }

@@ -14,7 +14,7 @@ use mccs_transport::{Fault, TransportError};
 use super::events::{TransportEvent, TransportEvents};
 use super::links::Links;
 
-/// What a step of a channel did.
+/// The result of a step of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stepped {
     /// Moved data, or posted a request; there may be more to do.
@@ -34,10 +34,10 @@ pub enum ChannelFault {
     /// A GPU's memory does not take what came, or has not what is to be sent.
     #[error("memory of a GPU cannot be copied for what its flows go over: {0}")]
     Gpu(mccs_cuda::DriverError),
-    /// What came is not what this host's ranks have called for.
+    /// A message is not the one that this host's ranks have called for.
     #[error("rank {rank}{} sent {bytes} bytes of another operation, not the {expected_bytes} of this", on(.host.as_ref()))]
     Mismatch {
-        /// Whose message it was: the first rank of its program.
+        /// Rank of the message: the first of its program.
         rank: u32,
         /// Its host.
         host: Option<Name>,
@@ -71,7 +71,7 @@ impl ChannelFault {
         matches!(self, ChannelFault::Transport(error) if error.fault() == Some(Fault::Closed))
     }
 
-    /// Who is at fault.
+    /// Party at fault.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
@@ -94,10 +94,10 @@ pub trait ChannelJob: Send {
     /// Whether all has been posted that it will ever post: what comes behind it on its links may begin.
     fn has_posted(&self) -> bool;
 
-    /// Whose it is.
+    /// Its owner.
     fn share(&self) -> Share;
 
-    /// What it waits for on other hosts.
+    /// Flows that it waits for on other hosts.
     fn waits(&self) -> Vec<FlowWait>;
 
     /// Whether it listens for what may never come: a peer that ends its link ends this channel alone, and none beside it.
@@ -199,6 +199,6 @@ pub struct ChannelWork {
     pub pair: Option<LinkKey>,
     /// Links that it uses, if any lead to other hosts.
     pub links: Option<LinksId>,
-    /// What it is part of.
+    /// The job that it is part of.
     pub whole: Arc<WholeJob>,
 }

@@ -1,9 +1,9 @@
-//! Where a channel's messages lie in its ranks' buffers, host memory or GPUs' (flush after
+//! Memory of a channel's messages: its ranks' buffers, host memory or GPUs' (flush after
 //! GPUDirect).
 //!
-//! Buffers in a GPU's memory (*twins*) are sent and received into as they are, where a flow reaches them. Otherwise a message goes by the range of host
-//! memory that the twin stands for, and is copied there or from there, at once: strategies may lead flows over another transport at any time.
-//! What NICs have written to a GPU that does not see it by itself is flushed before the channel ends.
+//! Buffers in a GPU's memory (*twins*) are sent and received into as they are, where a flow reaches them. Otherwise a message goes by the
+//! range of host memory that the twin stands for, and is copied there or from there, at once: strategies may lead flows over another
+//! transport at any time. Writes of NICs to a GPU that does not see them by itself are flushed before the channel ends.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(super) struct Part {
 pub(super) struct ChannelMemory {
     bound: Arc<Bound>,
     links: Option<LinksId>,
-    /// Of host memory.
+    /// Keys of host memory.
     keys: Vec<(RankBuffer, MemoryKey)>,
     /// By flow, the last of what NICs have written and the GPU may not see yet.
     unflushed: Vec<(RecvFlow, MemorySpan)>,
@@ -45,7 +45,7 @@ impl ChannelMemory {
         ChannelMemory { bound, links, keys: Vec::new(), unflushed: Vec::new(), flushes: Vec::new(), flush_failures: 0 }
     }
 
-    /// What is to be sent by a flow.
+    /// Memory of a flow's next message to send.
     pub(super) fn place_to_send(
         &mut self,
         part: Part,
@@ -63,7 +63,7 @@ impl ChannelMemory {
         Ok(self.on_host(part, links)?)
     }
 
-    /// Where what a flow brings is to go.
+    /// Memory of a flow's next message to receive.
     pub(super) fn place_to_receive(
         &mut self,
         part: Part,

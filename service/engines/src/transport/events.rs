@@ -46,7 +46,7 @@ pub enum TransportEvent {
     FlowWaits {
         /// As it was asked.
         question: u64,
-        /// What they wait for.
+        /// Flows that they wait for.
         waits: Vec<FlowWait>,
     },
     /// The pool of engines has changed.
@@ -56,7 +56,7 @@ pub enum TransportEvent {
 /// Takes an event, or gives it back for lack of room.
 type Take = dyn Fn(TransportEvent) -> Result<(), TransportEvent> + Send + Sync;
 
-/// Where events go.
+/// Outlet of events.
 #[derive(Clone)]
 pub struct TransportEvents(Arc<Take>);
 

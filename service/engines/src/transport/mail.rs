@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{AssignedJob, TransportHandle, TransportMessage};
 
-/// What waits for room.
+/// Messages that wait for room.
 enum Waiting {
     /// For any engine of the pool.
     Job(AssignedJob),
@@ -12,7 +12,7 @@ enum Waiting {
     Message(TransportHandle, TransportMessage),
 }
 
-/// The mail of a proxy engine. What comes later never overtakes what came before.
+/// The mail of a proxy engine. A later message never overtakes an earlier one.
 #[derive(Default)]
 pub struct TransportMail {
     engines: Vec<TransportHandle>,
@@ -48,7 +48,7 @@ impl TransportMail {
         self.post(Waiting::Job(job));
     }
 
-    /// Whose turn it is to run the first of `count` channels that any engine may run.
+    /// Engine whose turn it is to run the first of `count` channels that any engine may run.
     pub(super) fn take_turns(&mut self, count: usize) -> usize {
         let first = self.turn;
         self.turn = self.turn.wrapping_add(count);

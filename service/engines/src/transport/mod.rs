@@ -69,14 +69,14 @@ pub enum TransportMessage {
         links: LinksId,
         /// To be given back: which of the communicator's engines this is.
         engine: usize,
-        /// Whom to answer.
+        /// Outlet of the answer.
         reply: TransportEvents,
     },
     /// A communicator's other hosts are known.
     SetPeers {
         /// Its links.
         links: LinksId,
-        /// Who is where.
+        /// Places of ranks.
         peers: Arc<Peers>,
     },
     /// Make links of a strategy to come. Answered by [`TransportEvent::EpochPrepared`].
@@ -85,7 +85,7 @@ pub enum TransportMessage {
         links: LinksId,
         /// The strategy.
         next: Box<NextEpoch>,
-        /// Whom to answer.
+        /// Outlet of the answer.
         reply: TransportEvents,
     },
     /// A strategy is over, or is not going to be.
@@ -99,7 +99,7 @@ pub enum TransportMessage {
     SetPairPaths {
         /// The communicator's links.
         links: LinksId,
-        /// Of the strategy that was decided last.
+        /// Assignment of the strategy that was decided last.
         assignment: Arc<PathAssignment>,
     },
     /// Let a communicator's flows send so fast, and then, from now on.
@@ -115,7 +115,7 @@ pub enum TransportMessage {
         links: LinksId,
         /// To be given back.
         question: u64,
-        /// Whom to answer.
+        /// Outlet of the answer.
         reply: TransportEvents,
     },
     /// A communicator is over. Work on its channels ends as failed.
@@ -132,7 +132,7 @@ pub enum TransportMessage {
 pub struct TransportHandle {
     /// Tells engines apart.
     pub number: u64,
-    /// Where its jobs go.
+    /// Sender of its jobs.
     pub sender: Sender<TransportMessage>,
     /// Whether it was started on the proxy engine's thread.
     pub is_near: bool,
@@ -144,16 +144,16 @@ pub struct TransportEngine {
     mailbox: Mailbox<TransportMessage>,
     /// To other hosts, where there are any.
     links: Option<Links>,
-    /// Of each tenant: the first is next to take a piece of.
+    /// Jobs of each tenant: the first is next to take a piece of.
     jobs: Turns<VecDeque<AssignedJob>>,
     channels: Vec<Running>,
     /// Polls in which channels were stepped.
     steps: u64,
     /// Channels of each tenant that were stepped in this poll; kept for its memory.
     stepped: Vec<(Share, usize)>,
-    /// Whom to tell of strategies that are prepared; one proxy engine has them all.
+    /// Outlet for strategies that are prepared; one proxy engine has them all.
     prepares_for: Option<TransportEvents>,
-    /// What a full mailbox has not taken yet, in order.
+    /// Events that a full mailbox has not taken yet, in order.
     untold: VecDeque<(TransportEvents, TransportEvent)>,
     retiring: bool,
     recorder: Recorder,
@@ -207,7 +207,7 @@ impl TransportEngine {
         self.mailbox.waker()
     }
 
-    /// What the engine holds: 0 when no communicator is left and nothing runs.
+    /// Number of held entries: 0 when no communicator is left and nothing runs.
     #[must_use]
     pub fn held(&self) -> usize {
         let links = self.links.as_ref().map_or(0, |links| usize::from(!links.is_empty()) + links.leaked());

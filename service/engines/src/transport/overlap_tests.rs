@@ -49,7 +49,7 @@ impl RankCalls for OwnCall {
     }
 }
 
-/// What a rank contributes to a collective.
+/// A rank's contribution to a collective.
 fn contribution(rank: u32, number: usize) -> Vec<u8> {
     (0..BYTES).map(|at| (at * 7 + number * 31 + rank as usize * 101 + at / 251) as u8).collect()
 }

@@ -18,7 +18,7 @@ const EVENTS_MAX: usize = 1024;
 pub struct PeerPathEvent {
     /// The other host.
     pub peer: Name,
-    /// What steers packets over the path.
+    /// Steering of packets over the path.
     pub path: FlowPath,
     /// Whether the host answers over it, after all; otherwise it has left packets unanswered.
     pub answers: bool,
@@ -32,7 +32,7 @@ pub struct PathEventLog {
 }
 
 impl PathEventLog {
-    /// Whom to wake when there is an event; the first counts. Before that nothing is kept.
+    /// Sets the reader to wake when there is an event; the first counts. Before that nothing is kept.
     pub fn set_reader(&self, reader: WakerSlot) {
         let _ = self.reader.set(reader);
     }

@@ -10,7 +10,7 @@ use super::events::{TransportEvent, TransportEvents};
 use super::links::Links;
 use super::{TRANSPORT_MAILBOX_MAX, TRANSPORTS_MAX, TransportEngine, TransportHandle, TransportMessage};
 
-/// Where engines of the pool are placed.
+/// Runtimes of the pool's engines.
 pub type Placement = Box<dyn FnMut(usize) -> Result<u32, RuntimeError> + Send>;
 
 /// Makes the links of a new engine: none where there are no other hosts.
@@ -19,11 +19,11 @@ pub type MakeLinks = Box<dyn FnMut() -> Result<Option<Links>, TransportError> + 
 /// All transport engines of a service. Used on the control path only.
 pub struct TransportPool {
     runtimes: Arc<Runtimes>,
-    /// Of the proxy engines.
+    /// Runtime of the proxy engines.
     proxies_runtime: u32,
     proxies: Vec<TransportEvents>,
     state: Mutex<State>,
-    /// Where engines record what they do.
+    /// Recorders of engines.
     recorders: Arc<Recorders>,
 }
 

@@ -282,7 +282,7 @@ const PACED: LinksId = LinksId(7);
 /// Another of the same tenant, with the same hosts.
 const BESIDE: LinksId = LinksId(8);
 
-/// Of each host.
+/// Engines of each host.
 const ENGINES: LinkEngines = LinkEngines { round: 2, near: None };
 
 impl PacedHost {
@@ -408,8 +408,8 @@ fn a_cap_of_a_host_is_of_all_that_a_tenant_sends_out_of_it_and_all_take_turns() 
     assert!(is_about(host.send_of(&both).iter().sum(), high_bps));
 }
 
-/// Where flows are allotted rates, what goes to other hosts than theirs, on other channels or point to point has no more than what
-/// they leave of it.
+/// If flows are allotted rates, traffic to other hosts than theirs, on other channels or point to point has no more than what they
+/// leave of it.
 #[test]
 fn what_no_flow_of_the_strategy_carries_is_held_to_what_its_flows_are_allotted() {
     let to_next = Name::new("h1").unwrap();

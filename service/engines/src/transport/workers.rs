@@ -28,7 +28,7 @@ pub struct Network {
     pub activity: Activity,
 }
 
-/// What messages to other hosts say of the operation that they belong to: the same on all hosts if they call the same.
+/// Tag in messages to other hosts of the operation that they belong to: the same on all hosts if they call the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag {
     /// Travels with each message.
@@ -38,13 +38,13 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Of messages whose length both sides know.
+    /// Tag of messages whose length both sides know.
     #[must_use]
     pub const fn of(value: u32) -> Self {
         Tag { value, is_at_most: false }
     }
 
-    /// Of messages of which the sender alone knows how long they are.
+    /// Tag of messages whose length only the sender knows.
     #[must_use]
     pub const fn of_at_most(value: u32) -> Self {
         Tag { value, is_at_most: true }
@@ -66,7 +66,7 @@ pub struct PoolWorkers<'a> {
     mail: &'a mut TransportMail,
     /// Hears of the end.
     done: TransportEvents,
-    /// Where there are other hosts, with what messages to them say.
+    /// Network and tag of messages, if there are other hosts.
     network: Option<(&'a Network, Tag)>,
 }
 

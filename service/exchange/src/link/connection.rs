@@ -127,7 +127,7 @@ impl Connection {
         self.had_bytes
     }
 
-    /// What the kernel says.
+    /// The kernel's reason.
     pub(super) fn wake(&mut self, readable: bool, writable: bool) {
         self.readable |= readable;
         self.writable |= writable;

@@ -20,7 +20,7 @@ pub struct Refusals {
     pub lines: u64,
 }
 
-/// What was said about whom.
+/// Errors that were logged, by host.
 #[derive(Default)]
 pub(super) struct HandshakeErrors {
     said: BTreeMap<IpAddr, (String, Instant)>,

@@ -17,7 +17,7 @@ const LOOKS: u32 = 6;
 /// An attempt to connect has so many at first.
 const CONNECTING_LOOKS: u32 = 3;
 
-/// What a look has found.
+/// Results of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     /// Nothing is owed.
@@ -40,7 +40,8 @@ pub(super) struct Keepalive {
 }
 
 impl Keepalive {
-    /// Of a link to a host that so many attempts have not reached: the first ones are short, since another may find another path.
+    /// Time-outs of a link to a host that so many attempts have not reached: the first ones are short, since another may find
+    /// another path.
     pub(super) fn after(failures: u32) -> Self {
         Keepalive { connecting_looks: CONNECTING_LOOKS << (failures / 2).min(6), looks: 0, looked_at: None }
     }
@@ -57,7 +58,8 @@ impl Keepalive {
             self.looks = 0;
             return Found::Nothing;
         }
-        // Who reads slowly has a full buffer, and all that was sent: the rest waits here. That it does not answer says nothing.
+        // A peer that reads slowly has a full buffer, and all that was sent: the rest waits here. That it does not answer says
+        // nothing.
         let is_silent = |info: &TcpInfo| info.last_answer > since_look && (info.is_under_way || info.is_owed);
         let Some(info) = tcp_info(stream).filter(is_silent) else {
             self.looks = 0;

@@ -8,11 +8,11 @@
 //!        a pause, longer after each failure until one link was up for good
 //! ```
 //!
-//! Of two hosts, the one whose name comes first connects: there is one link for each pair, and none races another but one that is in
-//! doubt, which the protocol closes when the new one is up (`peers.rs`). What
-//! comes in is a stranger until its certificate has named a host; strangers are few, have little time, and are dropped
-//! alone. All is driven by [`Links::tick`] and [`Links::next_event`]; nothing blocks, and the work between two ticks is
-//! bounded. Descriptors are watched for edges, so who leaves bytes where they are is not woken again and again.
+//! The host whose name comes first connects: there is one link for each pair, and none races another but one that is in doubt, which
+//! the protocol closes when the new one is up (`peers.rs`). An incoming connection is a stranger until its certificate has named a
+//! host; strangers are few, have little time, and are dropped alone. All is driven by [`Links::tick`] and [`Links::next_event`];
+//! nothing blocks, and the work between two ticks is bounded. Descriptors are watched for edges, so who leaves bytes where they are
+//! is not woken again and again.
 //!
 //! Deliberately absent: what frames mean ([`super::protocol`]), and repeating what a broken link lost.
 
@@ -56,14 +56,14 @@ const CREDIT_CONNECTION: usize = 8;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
-/// What links are told.
+/// Settings of links.
 #[derive(Debug, Clone)]
 pub struct LinkOptions {
     /// This host.
     pub own: Name,
     /// All hosts, and where they listen.
     pub hosts: Vec<(Name, SocketAddr)>,
-    /// Where to listen. Connections are made from its address, unless that is any address.
+    /// Listening address. Connections are made from its address, unless that is any address.
     pub listen: SocketAddr,
     /// Time that a connection has until its first frame has come.
     pub handshake_timeout: Duration,
@@ -73,7 +73,7 @@ pub struct LinkOptions {
     pub seed: u64,
 }
 
-/// What happens on links.
+/// Events on links.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LinkEvent {
     /// A connection to a host whose certificate is verified.
@@ -110,7 +110,7 @@ pub enum LinkEvent {
 
 struct Link {
     connection: Connection,
-    /// Where it goes; of one that was accepted, once that is known.
+    /// Its host; of one that was accepted, once that is known.
     host: Option<Name>,
     address: IpAddr,
     /// Whether [`LinkEvent::Up`] was told.
@@ -123,7 +123,7 @@ struct Link {
     is_in_doubt: bool,
 }
 
-/// What is left of a link.
+/// Remains of a link.
 struct Ended {
     host: Option<Name>,
     is_up: bool,
@@ -314,7 +314,7 @@ impl Links {
     /// Closes a link: no event tells of it. Another attempt is made after a pause. Returns whose it was, if it was there.
     pub fn close(&mut self, id: LinkId, now: Instant) -> Option<Name> {
         if let Some(link) = self.links.get_mut(&id) {
-            // What was said last may say why.
+            // The last message may say why.
             let _ = link.connection.write();
         }
         self.remove(id, Ending::Answered, now).and_then(|ended| ended.host)
@@ -436,7 +436,7 @@ impl Links {
             self.drop_needless(needless, now);
         }
         self.spend(if was_open { 1 } else { CREDIT_HANDSHAKE });
-        // What came before the end counts.
+        // Messages before the end count.
         let taken = self.take(id);
         let Some(link) = self.links.get_mut(&id) else { return };
         match (advanced, taken) {

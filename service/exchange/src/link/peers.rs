@@ -8,9 +8,9 @@
 //!    +--------------------------------------------- ended --------------------------------------------------+
 //! ```
 //!
-//! Where the network's hash picks a path by ports, an attempt that is not answered may have met a dead one, so another is made from
-//! another port long before it is given up. Who answers takes much less time than lies between two, so a host that is well is
-//! asked once.
+//! If the network's hash picks a path by ports, an attempt that is not answered may have met a dead one, so another is made from
+//! another port long before it is given up. An answer takes much less time than lies between two, so a host that is well is asked
+//! once.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -42,7 +42,7 @@ struct Peer {
     is_in_doubt: bool,
     /// Under way.
     attempts: Vec<LinkId>,
-    /// Of this round.
+    /// Attempts of this round.
     made: u32,
     failures: u32,
     /// When the next attempt is made.

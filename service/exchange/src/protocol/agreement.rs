@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use mccs_model::{ChangeBody, Name, Refusal, Text};
 
-/// What coordinator and participants tell each other.
+/// Messages of coordinator and participants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AgreementMessage {
     /// Prepare for this.
@@ -35,7 +35,7 @@ pub enum AgreementMessage {
         change: u64,
         /// Operations that a host may launch after its report.
         window: u32,
-        /// What is to change.
+        /// Changes: one for each argument.
         body: ChangeBody,
     },
     /// All is prepared.
@@ -56,7 +56,7 @@ pub enum AgreementMessage {
     Decide {
         /// Which change.
         change: u64,
-        /// What.
+        /// The fault.
         decision: Decision,
     },
 }
@@ -122,7 +122,7 @@ impl Coordinator {
         awaited.then(|| Decision::Abort { refusal: Refusal { whose: refusal.whose, reason: reason() } })
     }
 
-    /// Decides when the time is over. Where a host is silent the others wait for it, and it alone is named.
+    /// Decides when the time is over. If a host is silent the others wait for it, and it alone is named.
     #[must_use]
     pub fn expire(&self, is_silent: impl Fn(&Name) -> bool, now: Instant) -> Option<Decision> {
         if self.deadline > now {
@@ -153,9 +153,9 @@ pub enum AgreementFault {
     /// It cut below what may have been launched.
     #[error("a change is to hold from operation {cut} on, and {limit} may be launched")]
     Cut {
-        /// What it said.
+        /// Its cut.
         cut: u64,
-        /// What this host may launch.
+        /// Number of operations that this host may launch.
         limit: u64,
     },
     /// It committed what this host has not prepared.

@@ -25,7 +25,7 @@ struct Live {
     /// By place in the ring, how many of a host's ranks have not left.
     present: Vec<u32>,
     participant: Participant,
-    /// Where the root is here, and a change is being decided.
+    /// Coordinator of a change that is being decided, if the root is here.
     coordinator: Option<Coordinator>,
     last_change: u64,
 }
@@ -62,7 +62,7 @@ impl Live {
 #[derive(Default)]
 pub(super) struct Comms {
     live: BTreeMap<CommId, Live>,
-    /// Where a change is being decided, by when it is to be.
+    /// Deadlines of changes that are being decided.
     deadlines: BTreeSet<(Instant, CommId)>,
 }
 
@@ -154,7 +154,7 @@ impl Comms {
         }
     }
 
-    /// Who leaves may never say what it has launched: a change that waits for that would wait in vain.
+    /// A host that leaves may never say what it has launched: a change that waits for that would wait in vain.
     fn abort_for(&mut self, leaver: &Name, comm: &CommId, wire: &mut Wire, now: Instant) {
         let refusal = Refusal::own(format!("ranks of host {leaver} have left"));
         self.decide(comm, Some(Decision::Abort { refusal }), wire, now);
@@ -376,7 +376,7 @@ mod tests {
         wire.outputs.drain(..).filter(|output| matches!(output, Output::Event(_))).count()
     }
 
-    /// What is asked and answered by hosts that are not concerned is not heard.
+    /// Questions and answers of hosts that are not concerned are not heard.
     #[test]
     fn only_hosts_of_a_communicator_ask_and_only_its_root_answers() {
         let (comms, mut wire, [own, far]) = host();

@@ -28,7 +28,7 @@ pub enum Lost {
     Broke(Fault),
 }
 
-/// What a peer did wrong on a link.
+/// A peer's fault on a link.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// Its bytes.
@@ -49,9 +49,9 @@ pub enum Fault {
     /// A message's number.
     #[error("it sent message {got} where {due} was due")]
     Sequence {
-        /// What it sent.
+        /// Number that it sent.
         got: u64,
-        /// What it should have.
+        /// Number that was due.
         due: u64,
     },
     /// An acknowledgement of what was never sent, or no longer of what it had acknowledged.

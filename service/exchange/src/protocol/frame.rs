@@ -30,7 +30,7 @@ const KIND_REFUSAL: u8 = b'R';
 /// Bytes of a data frame before its message.
 pub const DATA_HEAD_BYTES: usize = 17;
 
-/// What is wrong with bytes from a peer.
+/// The fault of bytes from a peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Not a frame at all.
@@ -49,14 +49,14 @@ pub enum DecodeError {
     Malformed(&'static str),
 }
 
-/// What a side says first on every link.
+/// First message of a side on every link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Who it is.
+    /// Its name.
     pub name: Name,
     /// Its life.
     pub life: Life,
-    /// What it has of the other's.
+    /// Its knowledge of the other.
     pub known: Option<Known>,
 }
 

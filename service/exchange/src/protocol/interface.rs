@@ -10,7 +10,7 @@ use super::life::LinkId;
 use super::message::{Answer, ChangeRequest};
 use super::session::LinkTimes;
 
-/// What a service is told when it starts.
+/// Settings of a service when it starts.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// This host.
@@ -28,9 +28,9 @@ pub struct Options {
 /// A communicator's hosts and who is where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Membership {
-    /// What it is called once it is complete.
+    /// Its name once it is complete.
     pub comm: CommId,
-    /// What it was called when its ranks joined.
+    /// Its name when its ranks joined.
     pub key: CommKey,
     /// Its hosts, in ring order.
     pub hosts: Vec<Name>,
@@ -49,11 +49,11 @@ pub struct Join {
     pub rank: u32,
     /// How many there are.
     pub nranks: u32,
-    /// What it tells all others: transport handles, device.
+    /// Its message to all others: transport handles, device.
     pub payload: Payload,
 }
 
-/// What the proxy engine asks.
+/// Requests of the proxy engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// A rank joins. Ends in [`Event::JoinRefused`], or for all ranks of the key in [`Event::SetupFailed`] or [`Event::Complete`].
@@ -97,7 +97,7 @@ pub enum Request {
         comm: CommId,
         /// Operations that a host may launch after its report.
         window: u32,
-        /// What is to change.
+        /// Changes: one for each argument.
         body: ChangeBody,
         /// Time that hosts have to prepare.
         timeout: Duration,
@@ -130,7 +130,7 @@ pub enum Request {
     },
     /// After [`Event::Inquiry`]: how it is here.
     Account {
-        /// Who asked.
+        /// Host that asked.
         to: Name,
         /// How it is.
         answer: Answer,
@@ -140,9 +140,9 @@ pub enum Request {
     OperatorRequest(ChangeRequest),
     /// After [`Event::OperatorRequest`]: what has become of it.
     OperatorResponse {
-        /// Who asked.
+        /// Host that asked.
         to: Name,
-        /// What has become of it.
+        /// The result.
         answer: Answer,
     },
     /// Says on every link that this host lives: a link whose path is dead is found out by the answer that does not come.
@@ -150,14 +150,14 @@ pub enum Request {
     /// Tells something to a host, this one too, in order. A host that has not been met, or was lost since, hears nothing: who wants
     /// to be heard waits for [`Event::Met`].
     Tell {
-        /// Whom.
+        /// The host.
         to: Name,
-        /// What.
+        /// The fault.
         body: ControlBody,
     },
 }
 
-/// What the proxy engine is told, and what the controller's: the last three.
+/// Events for the proxy engine, and for the controller: the last three.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The link to a host came up or went down. It is made again, until the host is lost.
@@ -185,16 +185,16 @@ pub enum Event {
     },
     /// All ranks are known: connect them, then say [`Request::Ready`].
     Gathered {
-        /// Who is where.
+        /// Places of ranks.
         membership: Membership,
-        /// What each rank tells, by rank.
+        /// Each rank's message, by rank.
         payloads: Vec<Payload>,
     },
     /// All hosts are ready: operations may begin.
     Complete {
-        /// What it was called.
+        /// Its former name.
         key: CommKey,
-        /// What it is called.
+        /// Its name.
         comm: CommId,
     },
     /// A complete communicator has failed. The last that is heard of it.
@@ -219,7 +219,7 @@ pub enum Event {
         change: u64,
         /// Operations that may be launched after the report.
         window: u32,
-        /// What is to change.
+        /// Changes: one for each argument.
         body: ChangeBody,
     },
     /// A change is decided.
@@ -235,7 +235,7 @@ pub enum Event {
     Inquiry {
         /// Which communicator.
         comm: CommId,
-        /// Who asks.
+        /// The caller.
         from: Name,
         /// To be given back.
         question: u64,
@@ -251,10 +251,10 @@ pub enum Event {
     OperatorRequest {
         /// Which host.
         from: Name,
-        /// What it wants.
+        /// Its request.
         request: ChangeRequest,
     },
-    /// What has become of an operator's request.
+    /// The result of an operator's request.
     OperatorResponse(Answer),
     /// A change cannot even be proposed.
     ProposalRefused {
@@ -284,12 +284,12 @@ pub enum Event {
     Told {
         /// Which host.
         from: Name,
-        /// What.
+        /// The fault.
         body: ControlBody,
     },
 }
 
-/// What is to be done.
+/// Commands of the agent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send a frame.

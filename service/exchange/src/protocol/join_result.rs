@@ -2,7 +2,7 @@
 //! same.
 //!
 //! Without it a late rank would begin a set-up of its own, and wait in it until its time is over for ranks that have been refused and
-//! do not come again. Who was refused and does come again begins anew, and with that the result is forgotten.
+//! do not come again. A rank that was refused and does come again begins anew, and with that the result is forgotten.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
@@ -40,7 +40,7 @@ impl JoinResults {
         self.by_key.insert(key.clone(), JoinResult { failure, notified, until });
     }
 
-    /// What ranks that join are told, where they are late for a set-up that was refused.
+    /// Message to ranks that join, if they are late for a set-up that was refused.
     pub(super) fn on(&mut self, key: &CommKey, ranks: &[u32], now: Instant) -> Option<Failure> {
         let result = self.by_key.get_mut(key)?;
         if result.until <= now || ranks.iter().any(|rank| result.notified.contains(rank)) {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a service is to one peer: a new life knows nothing of what was said before.
+/// A service's life for one peer: a new life knows nothing of what was said before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
     /// Differs each time that the service starts.

@@ -413,7 +413,7 @@ impl Members {
     /// Ends a set-up here and tells all who have to know.
     pub(super) fn fail(&mut self, key: &CommKey, failure: Failure, wire: &mut Wire, now: Instant) {
         let Some(member) = self.members.get_mut(key) else { return };
-        // What the root has not heard of it could not end.
+        // News of which the root has not heard could not end it.
         if let Some(at) = member.report_at {
             self.reports.remove(&(at, key.clone()));
         }
@@ -441,7 +441,7 @@ impl Members {
         wire.tell(Event::SetupFailed { key: key.clone(), failure });
     }
 
-    /// A host is lost: so are set-ups whose root or ring it is in, with the life that was lost. What is meant for another life
+    /// A host is lost: so are set-ups whose root or ring it is in, with the life that was lost. A message for another life
     /// waits for it as for a host that was never met.
     pub(super) fn host_lost(&mut self, loss: &Loss, wire: &mut Wire, now: Instant) {
         let Loss { host, lost, incarnation, unheard } = loss;

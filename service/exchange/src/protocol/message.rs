@@ -14,7 +14,7 @@ use mccs_model::{AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure,
 /// A host of a ring.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingHost {
-    /// Who.
+    /// The question's mark.
     pub name: Name,
     /// Its [`Life::incarnation`](super::Life::incarnation), in which it has reported: what is begun with one life of a service is not meant for another.
     pub incarnation: u64,
@@ -35,14 +35,14 @@ pub struct Part {
     pub ranks: Vec<(u32, Payload)>,
 }
 
-/// What an operator wants of a communicator.
+/// An operator's request about a communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeRequest {
     /// Which communicator.
     pub comm: CommId,
     /// Number of the question, which its answer gives back.
     pub question: u64,
-    /// What.
+    /// The fault.
     pub body: ChangeBody,
 }
 
@@ -51,7 +51,7 @@ pub struct ChangeRequest {
 pub struct Answer {
     /// Which communicator.
     pub comm: CommId,
-    /// Of the question.
+    /// Number of the question.
     pub question: u64,
     /// In the words of whoever answers.
     pub body: AccountBody,
@@ -139,7 +139,7 @@ pub enum Message {
     Agreement {
         /// Which communicator.
         comm: CommId,
-        /// What.
+        /// The fault.
         message: AgreementMessage,
     },
     /// To all hosts of a communicator: how is it there?
@@ -157,7 +157,7 @@ pub enum Message {
     OperatorResponse(Answer),
     /// Between a controller and an agent.
     Control {
-        /// What.
+        /// The fault.
         body: ControlBody,
     },
 }

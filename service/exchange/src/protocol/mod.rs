@@ -17,9 +17,9 @@
 //! after the root's set-up time and the time after which a host is given up. A host of which nothing was heard for
 //! [`LinkTimes::host_timeout`] fails the communicators it is part of even if it lives: what was said to it is lost.
 //!
-//! A host that restarts is met again by others one after the other. What its new life takes part in may reach a host that has not
-//! noticed: the ring says in which life each host is part of it, a host speaks in a set-up only to that life, and is ready only when
-//! it has met all hosts so. A life that ends thus fails what was begun with it, and nothing else.
+//! A host that restarts is met again by others one after the other. Set-ups of its new life may reach a host that has not noticed:
+//! the ring says in which life each host is part of it, a host speaks in a set-up only to that life, and is ready only when it has
+//! met all hosts so. A life that ends thus fails what was begun with it, and nothing else.
 //!
 //! Deliberately absent: which transports connect what (payloads are opaque), and the decision to change anything.
 
@@ -172,13 +172,13 @@ impl Exchange {
         self.wire.hosts()
     }
 
-    /// What was sent so far.
+    /// Messages sent so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.wire.counters
     }
 
-    /// What is held now.
+    /// Entries held now.
     #[must_use]
     pub fn held(&self) -> Held {
         Held {

@@ -50,7 +50,7 @@ struct Setup {
 pub(super) struct Roots {
     setups: BTreeMap<CommKey, Setup>,
     by_comm: BTreeMap<CommId, CommKey>,
-    /// Of set-ups, and when those are late that are not.
+    /// Deadlines of set-ups, and times when those are late that are not.
     deadlines: BTreeSet<(Instant, CommKey)>,
     late_changes: u64,
     join_results: JoinResults,
@@ -416,7 +416,7 @@ mod tests {
             self.roots.report(&name(from), report, &mut self.wire, self.now);
         }
 
-        /// What this host itself was told.
+        /// Messages to this host itself.
         fn told(&mut self) -> Vec<Message> {
             std::iter::from_fn(|| self.wire.take_loopback()).collect()
         }

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! Every message has a number and is kept until the peer has acknowledged it. A hello says how far its sender has heard the
-//! other's current life, and what came after is sent again. Who forgets begins a new life, so the other one forgets too: both
-//! always agree on what was said, or know that they do not. Invariant: a message is delivered to a life at most once and in
-//! order; messages to a life that has ended are dropped, and whoever sent them is told ([`Lost`]), and which of them that life
-//! cannot have heard: they may be meant for the next.
+//! other's current life, and what came after is sent again. A side that forgets begins a new life, so the other one forgets
+//! too: both always agree on what was said, or know that they do not. Invariant: a message is delivered to a life at most once
+//! and in order; messages to a life that has ended are dropped, and whoever sent them is told ([`Lost`]), and which of them
+//! that life cannot have heard: they may be meant for the next.
 //!
 //! Some messages are last words ([`Message::is_last_word`]): their sender holds nothing any more by which the loss could be dealt
 //! with. They are said once more in the next life of the pair; to hear them twice, or without need, does no harm.
@@ -41,7 +41,7 @@ pub struct LinkTimes {
     pub host_timeout: Duration,
 }
 
-/// What a frame led to.
+/// The result of a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// Nothing to tell.
@@ -84,7 +84,7 @@ pub struct Session {
     queue: VecDeque<Queued>,
     queue_bytes: usize,
     acked: u64,
-    /// Of `queue`, sent on this link.
+    /// Messages of `queue` that were sent on this link.
     in_flight: usize,
     in_flight_bytes: usize,
     received: u64,
@@ -275,7 +275,7 @@ impl Session {
             Some(before) if before != hello.life => Some(Lost::GaveUp),
             _ => None,
         };
-        // What the dead have heard without acknowledging it has ended with them.
+        // Messages that the dead have heard without acknowledging them have ended with them.
         let unheard = lost.as_ref().map_or_else(Vec::new, |lost| self.drop_all(*lost == Lost::Restarted));
         let heard = hello.known.as_ref().filter(|known| known.life == self.life).map_or(0, |known| known.received);
         let newly = heard.checked_sub(self.acked).and_then(|newly| usize::try_from(newly).ok());
@@ -352,7 +352,8 @@ impl Session {
         silent.then(|| self.refused.clone().map_or(Lost::Silent(self.times.host_timeout), Lost::Refused))
     }
 
-    /// What was heard on a link that is not up yet was refused: if nothing better comes, that is why the peer is silent.
+    /// A reason that was heard on a link that is not up yet was a refusal: if nothing better comes, that is why the peer
+    /// is silent.
     pub fn refuse(&mut self, fault: Fault) {
         self.refused = Some(fault);
     }

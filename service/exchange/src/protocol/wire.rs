@@ -1,8 +1,8 @@
 //! Peers of a service: their sessions, and what waits to be sent, told or handled.
 //!
-//! A host has one service. Where a second one of the same name connects while the first is heard, the first stays: the second is turned away
-//! with the reason, and harms nobody. So the side that connects greets first, and a link that comes while another is up takes its place only
-//! with the greeting of the same service. A service that has died leaves a link that breaks, or falls silent and is closed.
+//! A host has one service. If a second service of the same name connects while the first is heard, the first stays: the second is turned
+//! away with the reason, and harms nobody. So the side that connects greets first, and a link that comes while another is up takes its
+//! place only with the greeting of the same service. A service that has died leaves a link that breaks, or falls silent and is closed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
@@ -34,13 +34,13 @@ pub(super) struct Loss {
     pub(super) lost: Lost,
     /// The life that was lost; `None` if it was not met.
     pub(super) incarnation: Option<u64>,
-    /// What that life is not to have heard, and another may be told.
+    /// Messages that that life is not to have heard, and another may be told.
     pub(super) unheard: Vec<Message>,
 }
 
 impl Loss {
     fn new(host: Name, lost: Lost, incarnation: Option<u64>, unheard: &[Vec<u8>]) -> Self {
-        // What is too much for a peer, or offends it, would be so again.
+        // A message that is too much for a peer, or offends it, would be so again.
         let again = !matches!(lost, Lost::Overloaded | Lost::Broke(_));
         let unheard = unheard.iter().filter(|_| again).filter_map(|body| Message::decode(body).ok()).collect();
         Loss { host, lost, incarnation, unheard }
@@ -177,7 +177,7 @@ impl Wire {
         }
     }
 
-    /// Whose payloads are to be sent next to a peer that something may be due to, if it has room.
+    /// Set-up whose payloads are to be sent next to a peer to which something may be due, if it has room.
     pub(super) fn take_bulk(&mut self, to: &Name) -> Option<Bulk> {
         let peer = self.peers.get_mut(to)?;
         if peer.session.has_room_for_bulk() { peer.bulk.pop_front() } else { None }

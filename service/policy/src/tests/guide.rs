@@ -27,7 +27,7 @@ fn the_policies_of_the_page_are_there() {
     assert!(listed.iter().all(|name| by_name(name).is_some()), "{listed:?}");
 }
 
-/// What is compiled as the guide's example is what is registered below its name, so what holds for the one holds for the other.
+/// The guide's example is compiled, and the policy below its name is registered, so what holds for the one holds for the other.
 #[test]
 fn the_policy_that_the_guide_shows_is_one_file_and_one_line() {
     let (_, shown) = include_str!("../in_turn.rs").split_once("flows, shares};\n\n").expect("behind its imports");

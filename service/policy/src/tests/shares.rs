@@ -101,7 +101,7 @@ fn without_weights_each_flow_counts_for_itself() {
     let mut decisions = by_name("ecmp").expect("there").decide(&view);
     weigh(&view, &mut decisions);
     assert!(decisions.0.iter().all(|decision| decision.weight == 1.0));
-    // What goes over a hash is only known to be within its NICs' rates.
+    // A flow over a hash is only known to be within its NICs' rates.
     assert!(rates(&view, &decisions).iter().flatten().all(|rate| *rate == 100.0));
 }
 
@@ -141,7 +141,7 @@ fn tenants_that_are_not_listed_share_what_guaranteed_shares_leave() {
     assert_eq!(weights(&parsed(&tenant("a", "weight = 3")), &["a", "x"]), [3.0, 1.0]);
 }
 
-/// Of four jobs over one spine the first takes all that there is.
+/// The first of four jobs over one spine takes all that there is.
 #[test]
 fn to_whom_higher_priorities_leave_nothing_is_left_a_little() {
     let topology = racks(2, 4, 1);

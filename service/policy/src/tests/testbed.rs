@@ -62,7 +62,7 @@ fn reserved_paths_are_kept() {
     assert_eq!(paths(&decisions.0[2]), [PathSelection::Path(1); 4]);
 }
 
-/// What `pfa_ts` has B and C do with these profiles, periods and lengths.
+/// Windows of B and C under `pfa_ts` with these profiles, periods and lengths.
 fn in_turn(of_b: Option<(u64, u64)>, of_c: Option<(u64, u64)>) -> [Decision; 2] {
     let (topology, mut jobs, rules) = (testbed(), jobs(), rules());
     for (job, profile) in jobs[1..].iter_mut().zip([of_b, of_c]) {

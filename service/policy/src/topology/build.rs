@@ -133,7 +133,7 @@ impl Topology {
         })
     }
 
-    /// What an operator's file says. Hosts whose NICs hang on the same leaves are a rack.
+    /// The topology of an operator's file. Hosts whose NICs hang on the same leaves are a rack.
     ///
     /// # Errors
     /// Names that do not exist, in a file that was not checked.

@@ -41,7 +41,7 @@ impl LinkId {
 /// A NIC of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Port {
-    /// Whose.
+    /// The tenant's name.
     pub host: HostId,
     /// Number among the host's NICs.
     pub nic: u16,
@@ -74,9 +74,10 @@ impl Route {
 /// The links between the leaves of two ports: those of path number n go over spine n / [`Between::paths_per_spine`].
 #[derive(Debug, Clone, Copy)]
 pub struct Between {
-    /// Of either leaf, the link up to the first spine; those to the others follow.
+    /// For either leaf, the link up to the first spine; those to the others follow.
     leaves: [LinkId; 2],
-    /// Of either pod, the link from the first spine up to the first core; those of the same spine, then of the others, follow.
+    /// For either pod, the link from the first spine up to the first core; those of the same spine, then of the others,
+    /// follow.
     cores: Option<[LinkId; 2]>,
     spines: u32,
     cores_per_spine: u32,
@@ -120,11 +121,11 @@ struct Host {
     /// Leaf of each NIC.
     leaves: Vec<u32>,
     nic_of_device: Vec<u16>,
-    /// What the host calls each NIC, where that is known.
+    /// The host's names for each NIC, if known.
     nic_names: Vec<NicNames>,
 }
 
-/// What a host calls a NIC.
+/// A host's names for a NIC.
 #[derive(Debug, Clone, Default)]
 struct NicNames {
     /// As a network interface.
@@ -165,12 +166,12 @@ pub struct Topology {
     rates: Vec<f64>,
 }
 
-/// What a link leads from and to, in its direction: a host, with the number of its NIC where it has several, or a switch.
+/// Ends of a link, in its direction: a host, with the number of its NIC if it has several, or a switch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkEnds {
-    /// Where it comes from.
+    /// Its beginning.
     pub from: String,
-    /// Where it goes to.
+    /// Its end.
     pub to: String,
 }
 
@@ -224,7 +225,7 @@ impl Topology {
         self.hosts[host.0 as usize].leaves.len()
     }
 
-    /// What its host calls a NIC when it sends over a transport.
+    /// The host's name for a NIC when it sends over a transport.
     #[must_use]
     pub fn nic_name(&self, port: Port, transport: TransportKind) -> Option<&Device> {
         self.hosts[port.host.0 as usize].nic_names.get(usize::from(port.nic))?.of(transport)
@@ -299,7 +300,7 @@ impl Topology {
         ])
     }
 
-    /// What lies between two leaves, for whoever looks at all paths.
+    /// Paths between two leaves, for whoever looks at all of them.
     #[must_use]
     pub fn between(&self, from: Port, to: Port) -> Between {
         let (a, b) = (self.leaf(from), self.leaf(to));

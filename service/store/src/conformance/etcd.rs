@@ -41,7 +41,7 @@ impl Certificates {
         let certificate = authority.self_signed(&key).unwrap();
         std::fs::write(folder.path().join("authority.crt"), certificate.pem()).unwrap();
         let issuer = rcgen::Issuer::new(authority, key);
-        // Of a client with a common name etcd's gateway believes nothing, where there are users.
+        // Etcd's gateway believes nothing of a client with a common name, if there are users.
         for name in ["etcd", "client", "named"] {
             let key = rcgen::KeyPair::generate().unwrap();
             // Addresses of tests.

@@ -143,7 +143,7 @@ struct Candidate {
 /// Runs an election. Returns how many terms there were.
 fn run(seed: u64) -> u64 {
     let mut rng = StdRng::seed_from_u64(seed);
-    // Of either side, so that both together stay within the margin.
+    // A rate of either side, so that both together stay within the margin.
     let mut rate = || 1.0 + rng.random_range(-45..=45) as f64 / 1000.0;
     let (of_store, rates) = (rate(), [rate(), rate(), rate()]);
     let world = Arc::new(Mutex::new(World {

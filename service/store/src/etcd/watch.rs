@@ -17,7 +17,7 @@ const MESSAGE_BYTES_MAX: usize = 64 << 20;
 pub(super) struct EtcdWatch {
     connection: Connection,
     prefix: String,
-    /// What came of a message that is not whole: each ends with a line.
+    /// Bytes of a message that is not whole: each ends with a line.
     partial: Vec<u8>,
 }
 

@@ -5,7 +5,7 @@ use mccs_model::path::{FlowPath, PortRange};
 /// Name of the path of flows for which nobody has chosen one; also of those that come in, whose path the sender chooses.
 pub(super) const NO_PATH: &str = "-";
 
-/// What an operator calls a path: what steers flows to it.
+/// The operator's name for a path: what steers flows to it.
 #[must_use]
 pub fn path_name(path: Option<&FlowPath>) -> String {
     let Some(path) = path else { return NO_PATH.into() };

@@ -1,4 +1,4 @@
-//! What is counted of flows, and what stays when they end.
+//! Counts of flows, and those that stay when they end.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::names::NO_PATH;
 
-/// What a flow has carried.
+/// Bytes of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowBytes {
     /// The channel, as [`LinkKey::channel`](mccs_model::link::LinkKey).
@@ -44,13 +44,13 @@ pub struct FlowName {
     pub sends: bool,
     /// The other host.
     pub peer: String,
-    /// What carries it, where the host has a choice.
+    /// Its transport, if the host has a choice.
     pub transport: Option<TransportKind>,
     /// See [`path_name`](super::path_name). The one that it takes now.
     pub path: String,
 }
 
-/// What became of packets. Nothing of flows that come in, and of those whose packets nobody here counts.
+/// Statistics of packets. Nothing of flows that come in, and of those whose packets nobody here counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireView {
     /// Packets with payload that were sent, repetitions included.
@@ -82,10 +82,10 @@ pub struct FlowView {
     pub bytes: u64,
     /// Messages, over this path.
     pub messages: u64,
-    /// What became of its packets, over this path.
+    /// Statistics of its packets, over this path.
     #[serde(flatten)]
     pub wire: WireView,
-    /// What it may send, where a policy holds it to a cap or its tenant's share: payload in bits per second.
+    /// Rate that it may send, if a policy holds it to a cap or its tenant's share: payload in bits per second.
     pub allotted_bps: Option<u64>,
     /// Port of this host that it goes by, over RDMA: `mlx5_0:1`. None while it has left one and looks for another.
     #[serde(default)]
@@ -96,7 +96,7 @@ pub struct FlowView {
 }
 
 impl FlowView {
-    /// What carries it, and over RDMA the port that it goes by: `rdma mlx5_0:1`. None where the host has no choice.
+    /// Its transport, and over RDMA the port that it goes by: `rdma mlx5_0:1`. None where the host has no choice.
     #[must_use]
     pub fn carrier(&self) -> Option<String> {
         let kind = self.name.transport?;
@@ -129,7 +129,7 @@ pub struct PathView {
     /// Times that flows over RDMA have left their paths for others.
     #[serde(default)]
     pub paths_left: u64,
-    /// What became of packets.
+    /// Statistics of packets.
     #[serde(flatten)]
     pub wire: WireView,
 }

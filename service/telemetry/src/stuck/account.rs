@@ -19,11 +19,11 @@ pub struct PairAccount {
     pub peer: u32,
     /// Sends to it to which the rank's streams have come.
     pub sends: u64,
-    /// Of those, not ended.
+    /// Sends among them that have not ended.
     pub open_sends: u64,
     /// Receives from it to which the rank's streams have come.
     pub recvs: u64,
-    /// Of those, not ended.
+    /// Sends among them that have not ended.
     pub open_recvs: u64,
 }
 
@@ -74,10 +74,10 @@ pub struct RankAccount {
     /// Number of that collective.
     #[serde(default)]
     pub behind_seq: Option<u64>,
-    /// What it has not come to and others wait for, in words, where that is no collective's number.
+    /// Operation that it has not come to and others wait for, in words, if that is no collective's number.
     #[serde(default)]
     pub holds_up: Option<String>,
-    /// What it waits in, the first of them.
+    /// Operations that it waits in, the first of them.
     pub waits_in: Vec<String>,
     /// Signals for which its threads wait, the first of them.
     #[serde(default)]
@@ -117,7 +117,7 @@ pub struct FlowRoute {
 }
 
 impl FlowRoute {
-    /// Of a flow that this host sends.
+    /// The account of a flow that this host sends.
     #[must_use]
     pub fn of(flow: &FlowView) -> Self {
         let FlowName { channel, from, to, .. } = flow.name;
@@ -142,18 +142,18 @@ pub struct HostAccount {
     pub is_running: bool,
     /// Milliseconds since something happened there.
     pub idle_ms: u64,
-    /// What its tenant has asked of the service and waits for the tenant's turn, calls among it.
+    /// Requests of its tenant to the service that wait for the tenant's turn, calls among them.
     #[serde(default)]
     pub queued: u64,
-    /// What channels wait for.
+    /// Flows that channels wait for.
     pub flows: Vec<FlowWait>,
     /// How its flows leave it, where that is known.
     #[serde(default)]
     pub routes: Vec<FlowRoute>,
-    /// What its flows have carried, in both directions, those first that it waits for.
+    /// Bytes of its flows, in both directions, those first that it waits for.
     #[serde(default)]
     pub carried: Vec<FlowBytes>,
-    /// What its GPUs do not end, in words.
+    /// Operations that its GPUs do not end, in words.
     #[serde(default)]
     pub gpus_wait: Option<String>,
     /// Why it has failed, if it has.
@@ -163,7 +163,7 @@ pub struct HostAccount {
     pub is_busy: bool,
 }
 
-/// What came so often, and took so long together.
+/// Number and sum of times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(u64, u64)", into = "(u64, u64)")]
 pub struct Total {
@@ -194,14 +194,14 @@ impl Total {
 }
 
 impl HostAccount {
-    /// Of a host whose ranks have all left: it keeps nothing of the communicator, and need not be asked.
+    /// The account of a host whose ranks have all left: it keeps nothing of the communicator, and need not be asked.
     #[must_use]
     pub fn of_departed(ranks: &[u32]) -> Self {
         let left = |rank: &u32| RankAccount { rank: *rank, has_left: true, ..RankAccount::default() };
         HostAccount { ranks: ranks.iter().map(left).collect(), ..HostAccount::default() }
     }
 
-    /// Of a host that has no room for the question.
+    /// The account of a host that has no room for the question.
     #[must_use]
     pub fn of_busy() -> Self {
         HostAccount { is_busy: true, ..HostAccount::default() }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{HostAccount, PairAccount, RankAccount, SignalWait, StuckClass, StuckReport, blame};
 use mccs_model::link::{FlowWait, LinkKey, RankFlow};
 
-/// What hosts know at a look, by name; nothing of those that have not answered.
+/// Accounts of hosts at a look, by name; none of those that have not answered.
 pub type Accounts = Vec<(String, Option<HostAccount>)>;
 
 /// Nothing of it has moved for so long, or nobody is accused.
@@ -19,7 +19,7 @@ pub const QUIET_TIME: Duration = Duration::from_secs(1);
 /// When it is looked again, counted from the first look. Most jobs that run are known by the first of these.
 pub const LOOKS_AFTER: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(300), QUIET_TIME];
 
-/// What moved between two looks.
+/// Movement between two looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// Time between the looks, in milliseconds.
@@ -32,7 +32,7 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// What follows from two looks.
+/// The verdict on two looks.
 #[must_use]
 pub fn diagnose_twice(communicator: u64, first: &Accounts, last: Accounts, apart: Duration) -> StuckReport {
     let (mut progress, moved) = compare(first, &last);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::HostAccount;
 
-/// What a communicator is to the one that its caller knows.
+/// A communicator's relation to the one that its caller knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StuckPart {
     /// Number of the whole, on the host that was asked.

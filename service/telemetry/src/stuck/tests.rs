@@ -1,4 +1,4 @@
-//! Whom a diagnosis names.
+//! Ranks that a diagnosis names.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn how_the_flow_leaves_its_host_is_told() {
     };
     let what = named(vec![route(1, "rdma mlx5_0:1, dscp 26"), route(2, "tcp")]);
     assert!(what.contains("get through (channel 0, over rdma mlx5_0:1, dscp 26); "), "{what}");
-    // Of two strategies, the same and another.
+    // Two strategies, the same and another.
     let what = named(vec![route(1, "tcp, ports 1-2"), route(1, "tcp, ports 1-2"), route(1, "tcp")]);
     assert!(what.contains("(channel 0, over tcp, over tcp, ports 1-2)"), "{what}");
 }
@@ -151,7 +151,7 @@ fn who_has_not_called_the_other_half_of_a_message_is_named_and_no_flow_is() {
     let report = asked(sends, with_pair(rank(1, 3, false), sent(0, 1)));
     assert_eq!((report.class, report.culprits[0].seq), (StuckClass::Rank, Some(1)), "{report:?}");
     assert!(report.culprits[0].what.contains("no receive from rank 0 after number 0"), "{report:?}");
-    // What it has sent is on its way.
+    // Its message is on its way.
     let report = asked(receives, with_pair(rank(1, 3, false), sent(6, 0)));
     assert_eq!((report.class, report.culprits.len()), (StuckClass::Flow, 1), "{report:?}");
     // A host of an earlier version does not say what it has sent: that nothing holds it up is all that is known.
@@ -205,7 +205,7 @@ fn hosts_that_are_too_busy_to_say_are_not_accused_nor_are_those_who_may_wait_for
     let with_busy = |ranks, flows| of(vec![host("a", ranks, flows), ("b".into(), Some(HostAccount::of_busy()))]);
     assert_eq!(with_busy(vec![rank(0, 5, true)], vec![receive(2, 0)]), (StuckClass::Busy, Vec::new(), String::new()));
     assert_eq!(with_busy(vec![rank(0, 5, false)], Vec::new()).0, StuckClass::Busy);
-    // What is known without it is said.
+    // Things known without it are said.
     let late = with_busy(vec![rank(0, 5, true), rank(1, 4, false)], Vec::new());
     assert_eq!((late.0, late.1), (StuckClass::Rank, vec![Some(1)]));
     let silent = vec![("b".into(), Some(HostAccount::of_busy())), ("c".into(), None)];

@@ -1,7 +1,7 @@
 //! Merges traces of several hosts on the cluster's common clock. Each host has estimated that clock
 //! while it recorded.
 //!
-//! What [`write`](super::write) has made is read line by line, as an event is a line of its own: traces may be larger than memory.
+//! A trace of [`write`](super::write) is read line by line, as an event is a line of its own: traces may be larger than memory.
 
 use std::io::{BufRead, Write};
 
@@ -99,7 +99,7 @@ pub fn merge<R: BufRead>(traces: Vec<(String, R)>, out: &mut impl Write) -> Resu
     errors.sort_unstable();
     let is_complete = parts.iter().all(|part| part.about["complete"] == true);
     let hosts: Vec<&Value> = parts.iter().map(|part| &part.about).collect();
-    // Of two hosts each may be wrong.
+    // Either of two hosts may be wrong.
     let about = json!({ "hosts": hosts, "complete": is_complete, "times_differ_by_ns_at_most": errors.iter().rev().take(2).sum::<u64>() });
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{about},\"traceEvents\":[")?;
     let mut separator = "\n";

@@ -192,7 +192,7 @@ pub(crate) fn receiver_ahead_waits<F: Fixture>(pair: &mut Pair<F>) {
     assert_filled(target.bytes(), 9);
 }
 
-/// What is said to have come has come, before the message is complete.
+/// Bytes that are said to have come have come, before the message is complete.
 pub(crate) fn progress_is_true_and_never_falls<F: Fixture>(pair: &mut Pair<F>) {
     let bytes = 20_000_000 / pair.fixture.thrift() as usize;
     let ends = pair.flow(0);

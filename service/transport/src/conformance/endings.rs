@@ -160,7 +160,7 @@ pub(crate) fn receiver_closes_at_every_stage<F: Fixture>(pair: &mut Pair<F>) {
     }
 }
 
-/// A host's process ends. What it leaves is a closed connection.
+/// A host's process ends. Its death leaves a closed connection.
 pub(crate) fn peer_dies_at_every_stage<F: Fixture>(pair: &mut Pair<F>) {
     for dies in [0, 1] {
         for stage in STAGES {

@@ -16,7 +16,7 @@ const POLLS_MAX: u32 = 10_000_000;
 /// Around every buffer.
 const GUARD_BYTES: usize = 64;
 const POISON: u8 = 0xa5;
-/// What most messages carry.
+/// Tag of most messages.
 pub(super) const TAG: u32 = 0xfeed_f00d;
 
 /// Numbers that look random.
@@ -133,7 +133,7 @@ pub(crate) struct Pair<F: Fixture> {
     hosts: [Option<F::Transport>; 2],
     pub(super) fixture: F,
     pub(super) random: Random,
-    /// What is in force for flows.
+    /// Options in force for flows.
     pub(super) options: crate::FlowOptions,
 }
 

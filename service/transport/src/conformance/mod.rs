@@ -38,7 +38,7 @@ pub(crate) trait Fixture {
         FlowOptions::default()
     }
 
-    /// Where flows are accepted.
+    /// Options of listeners.
     fn listen_options(&self) -> ListenOptions {
         ListenOptions::default()
     }
@@ -128,7 +128,7 @@ where
     }
 
     fn options(&self) -> FlowOptions {
-        // Who waits for a peer that was refused waits for so long.
+        // A side that waits for a peer that was refused waits for so long.
         let timeout = Duration::from_millis(100);
         FlowOptions { connect_timeout: timeout, peer_timeout: Some(timeout), ..self.of.options() }
     }

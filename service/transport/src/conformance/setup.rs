@@ -83,7 +83,7 @@ pub(crate) fn nobody_connects<F: Fixture>(pair: &mut Pair<F>) {
     let error = pair.failure_of(1, recv.into());
     assert_timed_out(&error, 3);
     pair.forget(1, target);
-    // Who comes now is too late, and hears so.
+    // A sender that comes now is too late, and hears so.
     let send = pair.connect(0, &handle, 3);
     let error = pair.failure_of(0, send.into());
     assert_eq!(error.class(), ErrorClass::Remote, "{error}");
@@ -115,7 +115,7 @@ pub(crate) fn numbers_are_used_once<F: Fixture>(pair: &mut Pair<F>) {
     pair.transfer(third, 1000, 3);
 }
 
-/// What is connected stays; what waits fails; what comes later is refused; higher numbers are as ever.
+/// A connected flow stays; a waiting one fails; a later one is refused; higher numbers are as ever.
 pub(crate) fn numbers_end<F: Fixture>(pair: &mut Pair<F>) {
     let (listener, handle) = pair.listen(1);
     let connected = Ends { from: 0, send: pair.connect(0, &handle, 3), recv: pair.accept(1, listener, 3) };

@@ -119,7 +119,7 @@ struct Outgoing {
 pub(super) struct Link {
     /// Its listener and number there; none if it was refused.
     place: Option<(u64, u64)>,
-    /// Of the sender and the receiver, as they have come.
+    /// Hosts of the sender and the receiver, as they have come.
     hosts: [Option<HostId>; 2],
     /// When both had come and reached each other.
     met_at: Option<Instant>,

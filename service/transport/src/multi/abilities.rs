@@ -10,7 +10,7 @@ use super::super::{
 use super::{Member, MultiTransport, outside};
 use mccs_runtime::Progress;
 
-/// What at least one of the transports can do; asked once.
+/// Abilities of at least one of the transports; asked once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Can {
     control_paths: bool,

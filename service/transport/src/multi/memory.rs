@@ -20,7 +20,7 @@ impl Memory {
         Memory { buffer: Buffer::new(ptr, bytes), is_host, keys: vec![None; members] }
     }
 
-    /// What the member at a place calls it, if that knows it.
+    /// Key of the member at a place, if that knows it.
     pub(super) fn key(&self, place: usize) -> Option<MemoryKey> {
         self.keys.get(place).copied().flatten()
     }

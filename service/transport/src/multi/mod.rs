@@ -35,7 +35,7 @@ use mccs_runtime::{Context, Progress};
 
 /// How often a transport without flows is polled while the engine does not sleep: it has strangers to turn away.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Of a flow's index; above is the place of its transport.
+/// Bits of a flow's index; above is the place of its transport.
 const FLOW_BITS: u32 = 24;
 
 const _: () = assert!(FLOWS_MAX <= 1 << FLOW_BITS);
@@ -67,7 +67,7 @@ impl Member {
 /// See the module's documentation.
 pub struct MultiTransport {
     members: Vec<Member>,
-    /// What one or another of them can do.
+    /// Abilities of one or another of them.
     can: Can,
     /// By place.
     listeners: HandleTable<Vec<Listener>>,
@@ -110,7 +110,7 @@ impl MultiTransport {
         self.members.get_mut(place).map(|member| (member, flow)).ok_or(TransportError::NO_FLOW)
     }
 
-    /// What the member of a flow calls memory.
+    /// The span for the member of a flow.
     fn span(&self, flow: FlowId, span: MemorySpan) -> Result<MemorySpan, TransportError> {
         let memory = self.memory.get(span.key.0).ok_or(NO_MEMORY)?;
         let key = memory.key(inside(flow).0).ok_or(NO_MEMORY)?;

@@ -42,7 +42,7 @@ impl RdmaTransport {
     /// A work request has ended.
     fn completed(&mut self, completion: &Completion) {
         let (name, is_receive) = of_wr_id(completion.wr_id);
-        // Of a connection that is no more, perhaps.
+        // Perhaps the queue pair of a connection that is no more.
         let Some(owner) = self.carrier.devices.owner(name) else { return };
         if owner.qp == FLUSHER {
             let is_good = completion.status == WcStatus::Success;
@@ -112,7 +112,7 @@ impl RdmaTransport {
         let (device, number) = (port.device.clone(), port.number);
         match event {
             AsyncEvent::PortUp(up) if up == number => {
-                // What cannot be asked is as it was.
+                // A device that cannot be asked is as it was.
                 if self.carrier.devices.refresh(place).is_err()
                     && let Some(port) = self.carrier.devices.port_mut(place)
                 {
@@ -124,7 +124,7 @@ impl RdmaTransport {
             AsyncEvent::PortDown(down) if down == number => {
                 port.is_up = false;
                 tracing::warn!(device, port = number, "an RDMA port is down");
-                // Where no other port is up, its queue pairs go on if it comes back in time.
+                // If no other port is up, its queue pairs go on if it comes back in time.
                 if self.carrier.devices.ports().iter().any(|port| port.is_up) {
                     self.failover.leave_port(place, Fault::NoPort, &mut self.flows, &mut self.carrier);
                 }

@@ -39,7 +39,7 @@ pub(in crate::rdma) struct Trouble {
     pub(in crate::rdma) fault: Fault,
 }
 
-/// What a receiver answers when its queue pairs are connected, and what it was offered.
+/// A receiver's answer when its queue pairs are connected, and the offer to it.
 #[derive(Debug)]
 pub(in crate::rdma) struct Answering {
     pub(in crate::rdma) side: SideAddress,
@@ -65,9 +65,9 @@ pub(in crate::rdma) struct Flow {
     pub(in crate::rdma) came_by: usize,
     pub(in crate::rdma) control: ControlChannel,
     pub(in crate::rdma) stage: Stage,
-    /// Of a receiver that is connecting.
+    /// Answer of a receiver that is connecting.
     pub(in crate::rdma) answering: Option<Answering>,
-    /// Of a sender: the receiver has answered that it is at home.
+    /// For a sender: the receiver has answered that it is at home.
     pub(in crate::rdma) is_peer_home: bool,
     /// Connections so far.
     pub(in crate::rdma) connection_number: u32,
@@ -86,7 +86,8 @@ pub(in crate::rdma) struct Flow {
     pub(in crate::rdma) home: usize,
     /// Pairs of ports that were tried in vain; of a receiver, rounds of its sender's ports.
     pub(in crate::rdma) turn: u32,
-    /// Of a sender that is away since nobody answered at home: when it goes there again, and how long the next absence takes.
+    /// For a sender that is away since nobody answered at home: when it goes there again, and how long the next absence
+    /// takes.
     pub(in crate::rdma) home_at: Option<Instant>,
     pub(in crate::rdma) home_after: Duration,
     /// When something must have happened, or is to be done.

@@ -14,7 +14,7 @@ pub(in crate::rdma) struct FlowEvents {
     ports: VecDeque<PortEvent>,
     /// Paths that flows have left since nobody answered there.
     paths: VecDeque<PathEvent>,
-    /// What breaks many flows' connections at once is not said of each.
+    /// A fault that breaks many flows' connections at once is not said of each.
     budget: LogBudget,
 }
 

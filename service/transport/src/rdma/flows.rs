@@ -225,7 +225,7 @@ impl Flows {
         }
     }
 
-    /// Where the receiver comes back to; after the first time that means nothing.
+    /// Address to which the receiver comes back; after the first time that means nothing.
     pub(in crate::rdma) fn await_return(
         &mut self,
         handle: Handle,
@@ -304,7 +304,8 @@ impl Flows {
         }
     }
 
-    /// A flow's control channel has ended. What the peer said was to come, or had come, counts. Fails it, unless that is still to come.
+    /// A flow's control channel has ended. The peer's word that something was to come, or had come, counts. Fails it, unless that is
+    /// still to come.
     pub(in crate::rdma) fn hung_up(&mut self, handle: Handle, fault: Fault, now: Instant, carrier: &mut Carrier) {
         let Some(flow) = self.table.get_mut(handle) else { return };
         match (&mut flow.half, flow.bye) {

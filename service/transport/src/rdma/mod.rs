@@ -83,7 +83,7 @@ use crate::{
 /// The library's file where the operator names none.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
-/// What a port is attached to, and how fast it is.
+/// A port's link, and its speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortSpeed {
     /// InfiniBand, which reaches no port of Ethernet.
@@ -154,7 +154,7 @@ impl RdmaTransport {
         GpuTrial::of(self.carrier.devices.ports())
     }
 
-    /// What its ports are attached to, and how fast each is.
+    /// Links of its ports, and their speeds.
     #[must_use]
     pub fn ports(&self) -> Vec<PortSpeed> {
         let speed = |port: &Port| PortSpeed {

@@ -26,7 +26,7 @@ impl RdmaTransport {
                     }
                 }
                 Err(error) => {
-                    // What the peer's device has written counts.
+                    // Writes of the peer's device count.
                     while self.take_completions(usize::MAX) {}
                     self.flows.hung_up(handle, fault_of(&error), now, &mut self.carrier);
                 }
@@ -63,7 +63,7 @@ impl RdmaTransport {
                 self.failover.opened(handle, &mut self.flows, &self.carrier);
             }
             Record::Again { connection, status } if is_sender => {
-                // What the device says of the connection says more, where it has said it: why it failed.
+                // The device's word on the connection says more, if there is one: why it failed.
                 while self.take_completions(usize::MAX) {}
                 let broken =
                     self.flows.get(handle).filter(|flow| connection == flow.connection_number && flow.fault.is_none());
@@ -78,7 +78,7 @@ impl RdmaTransport {
                 self.flows.enqueue(handle);
             }
             Record::Bye { messages } => flow.bye = Some(messages),
-            // Of a connection that is no more.
+            // A record of a connection that is no more.
             Record::Offer { .. } | Record::Answer { .. } | Record::Ready { .. } => {}
             Record::Again { .. } => return Err(Fault::Protocol("a record is the other side's")),
         }
@@ -101,7 +101,7 @@ impl RdmaTransport {
 
     /// The receiver takes an offer, or refuses it.
     fn answer(&mut self, handle: Handle, offer: Offer, now: Instant) {
-        // What has come on the connection before counts.
+        // Messages on the connection before count.
         while self.take_completions(usize::MAX) {}
         if let Err(fault) = self.handshakes.answer(handle, offer, now, &mut self.flows, &mut self.carrier) {
             self.handshakes.refuse(handle, fault, &mut self.flows, &mut self.carrier);

@@ -13,7 +13,7 @@ const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
 /// See the module's documentation. Deadlines themselves are the flows'.
 #[derive(Debug, Default)]
 pub(in crate::rdma) struct Timers {
-    /// Of the last call that brought the time.
+    /// Time of the last call that brought it.
     now: Option<Instant>,
     /// Flows that wait for something with a deadline.
     unsettled: Vec<Handle>,

@@ -10,17 +10,17 @@ use crate::rdma::data_path::memory_registration::PORTS_MAX;
 use crate::rdma::device::ports::{Opened, Port};
 use crate::rdma::verbs::VerbsError;
 
-/// How often it is asked whether control channels or devices have something to say while completions keep the engine awake: a system call, for
-/// what seldom happens. Where a port goes down, its device's event waits for so long, and then each word that both sides exchange.
+/// How often it is asked whether control channels or devices have something to say while completions keep the engine awake: a system call,
+/// for what seldom happens. If a port goes down, its device's event waits for so long, and then each word that both sides exchange.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
 
-/// What a sleeping transport waits for.
+/// Events that a sleeping transport waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::rdma) enum Watched {
     Control,
-    /// Of this port's queues.
+    /// Completions of this port's queues.
     Completions(usize),
-    /// Of this port's device.
+    /// Events of this port's device.
     Events(usize),
     /// The worker threads.
     Workers,
@@ -50,7 +50,7 @@ impl Watched {
     }
 }
 
-/// What there is, besides completions.
+/// Events, besides completions.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::rdma) struct Woken {
     pub(in crate::rdma) by_control: bool,

@@ -17,7 +17,7 @@ struct Entry {
     is_up: bool,
 }
 
-/// Where flows of a path leave this host.
+/// Source of a path's flows on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) address: IpAddr,

@@ -36,7 +36,7 @@ pub(super) struct Over {
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     keepalive: Keepalive,
-    /// What flows have found out.
+    /// News of flows.
     events: VecDeque<PathEvent>,
 }
 
@@ -92,7 +92,7 @@ impl Paths {
 
     /// Has a connection go over to what is dialled for it as soon as that is open, whatever its own socket brings.
     pub(super) fn leave(&mut self, handle: Handle, connection: u16, flows: &mut Flows, watches: &mut Watches) {
-        // What cannot be had now leaves it where it is.
+        // A path that cannot be had now leaves it where it is.
         if self.dial(handle, connection, flows, watches).is_ok()
             && let Some(Flow { half: Half::Send(sender), .. }) = flows.get_mut(handle)
         {
@@ -148,7 +148,7 @@ impl Paths {
         });
         moved.into_iter().for_each(|handle| flows.tell(handle));
         for (handle, connection) in to_dial.into_iter().take(DIALS_MAX) {
-            // What is not to be had now may be at the next look.
+            // A path that is not to be had now may be at the next look.
             let _ = self.dial(handle, connection, flows, watches);
             self.forget_closed(handle, flows, watches);
             flows.enqueue(handle);

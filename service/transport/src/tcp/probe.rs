@@ -31,7 +31,7 @@ impl Probe {
         Socket::connect(to, &options.on_path_alone(path), turn).ok().map(Probe::of)
     }
 
-    /// Of a socket that has begun to connect.
+    /// The probe of a socket that has begun to connect.
     pub(super) fn of(socket: Socket) -> Self {
         Probe { socket, has_failed: false }
     }

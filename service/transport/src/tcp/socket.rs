@@ -21,7 +21,7 @@ const BACKLOG: i32 = 4096;
 /// Keepalive probes before a silent peer is given up.
 const PROBES: u32 = 3;
 
-/// What an error of a connected socket means.
+/// Meaning of an error of a connected socket.
 pub(super) fn peer_gone(errno: Errno) -> Fault {
     match errno {
         Errno::ECONNRESET | Errno::EPIPE | Errno::ENOTCONN => Fault::Closed,
@@ -47,7 +47,7 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N], TransportError> {
 #[derive(Debug)]
 pub(super) struct Socket(OwnedFd);
 
-/// What a read or write came to.
+/// The result of a read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moved {
     /// So many bytes.
@@ -141,7 +141,7 @@ pub(super) fn apply(socket: &impl AsFd, ipv4: bool, options: &FlowOptions) -> Re
 }
 
 impl Socket {
-    /// What the kernel knows of the connection's other end; `None` if it says nothing.
+    /// The kernel's knowledge of the connection's other end; `None` if it says nothing.
     pub(super) fn tcp_info(&self) -> Option<TcpInfo> {
         tcp_info::tcp_info(self)
     }
@@ -228,7 +228,7 @@ impl Socket {
         }
     }
 
-    /// What became of a connection that was begun, when the socket is writable or has an error.
+    /// The result of a connection that was begun, when the socket is writable or has an error.
     pub(super) fn connected(&self) -> Result<(), Fault> {
         match getsockopt(&self.0, sockopt::SocketError).map(Errno::from_raw) {
             Ok(Errno::UnknownErrno) => Ok(()),

@@ -11,7 +11,7 @@ use mccs_model::handles::HandleTable;
 /// Readiness events taken at a time.
 const EVENTS_MAX: usize = 128;
 
-/// What a watched descriptor is.
+/// Kind of a watched descriptor.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Watched {
     Port(Handle),
@@ -27,7 +27,7 @@ pub(super) enum Watched {
     },
 }
 
-/// What a socket can do.
+/// Readiness of a socket.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Ready {
     pub(super) readable: bool,
@@ -92,7 +92,7 @@ impl Watches {
         [EpollEvent::empty(); EVENTS_MAX]
     }
 
-    /// What an event is about; `None` if that was forgotten meanwhile.
+    /// Subject of an event; `None` if that was forgotten meanwhile.
     pub(super) fn resolve(&self, event: &EpollEvent) -> Option<Resolved> {
         let token = event.data();
         let watch = Handle { index: token as u32, generation: (token >> 32) as u32 };

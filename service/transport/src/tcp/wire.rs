@@ -50,7 +50,7 @@ fn decode_handle(bytes: &[u8], at: usize) -> Handle {
     Handle { index: word as u32, generation: (word >> 32) as u32 }
 }
 
-/// Where a listener is, which of those on this port, and its cookie.
+/// Address of a listener, its number among those on this port, and its cookie.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) address: SocketAddr,
@@ -102,7 +102,7 @@ impl Address {
     }
 }
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hello {
     /// Which of the listeners on this port.
@@ -121,7 +121,7 @@ pub(super) struct Hello {
 }
 
 pub(super) const HELLO_BYTES: usize = 64;
-/// Of a hello, those that say whose it is and of which version.
+/// Bytes of a hello that say whose it is and of which version.
 pub(super) const PREFIX_BYTES: usize = 12;
 
 /// Why a hello is no good.
@@ -129,7 +129,7 @@ pub(super) const PREFIX_BYTES: usize = 12;
 pub(super) enum BadHello {
     /// Not ours at all.
     Garbage,
-    /// Of this version.
+    /// A hello of this version.
     Version(u32),
 }
 
@@ -262,7 +262,7 @@ impl Grid {
         message_bytes.div_ceil(self.chunk_bytes).max(1)
     }
 
-    /// Where a chunk of a message lies in it.
+    /// Place of a message's chunk in it.
     pub(super) fn chunk(self, chunk: u64, message_bytes: u64) -> ChunkRange {
         let offset = chunk.saturating_mul(self.chunk_bytes).min(message_bytes);
         ChunkRange { offset, bytes: (message_bytes - offset).min(self.chunk_bytes) }

@@ -36,7 +36,7 @@ pub(crate) struct PointToPoint {
     pub(crate) stream: *mut c_void,
 }
 
-/// What is known of a call until its group ends.
+/// A call until its group ends.
 struct Call {
     comm: Made,
     /// Its event as a call.
@@ -62,7 +62,7 @@ thread_local! {
 }
 
 thread_local! {
-    /// What the program tags its call with.
+    /// The program's tag of its call.
     static USER_TAG: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -311,7 +311,7 @@ impl<'a> Launched<'a> {
             let last = self.communicator.as_ref().map_or(0, |comm| comm.kernels_launched());
             let stamped = operations.iter().filter_map(|&Operation { event, stamp }| Some((stamp?, event)));
             for (number, event) in stamped.filter(|(_, event)| *event != Handle::NONE) {
-                // What was not launched leaves no stamp.
+                // A call that was not launched leaves no stamp.
                 if number <= last {
                     profile.expect_kernel(number, event);
                 } else {

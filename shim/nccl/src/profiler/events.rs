@@ -29,7 +29,7 @@ pub(super) mod state {
     pub(crate) const GROUP_END_API_START: c_int = 24;
 }
 
-/// What an event says, besides its type, parent and rank.
+/// Fields of an event, besides its type, parent and rank.
 pub(super) enum Event<'a> {
     GroupApi { is_captured: bool, depth: c_int },
     CollApi(&'a Coll),
@@ -54,7 +54,7 @@ pub(crate) struct Coll {
     pub(super) datatype: c_int,
     pub(super) stream: *mut c_void,
     pub(super) is_captured: bool,
-    /// What its program tags it with; 0 stands for none.
+    /// Its program's tag; 0 stands for none.
     pub(super) user_tag: u64,
 }
 
@@ -136,7 +136,7 @@ impl Event<'_> {
         }
     }
 
-    /// What a plugin wants that is told of such events: as in NCCL, a parent comes with whatever lies in it.
+    /// Events that a plugin wants that is told of such events: as in NCCL, a parent comes with whatever lies in it.
     pub(super) fn wanted_with(&self) -> u64 {
         match self {
             Event::GroupApi { .. } => kind::OF_CALLS,

@@ -122,7 +122,7 @@ impl Profile {
     }
 }
 
-/// What the thread does.
+/// The thread's work.
 fn watch() {
     let (watched, changed) = &*WATCHED;
     loop {

@@ -50,10 +50,10 @@ unsafe impl Send for Plugin {}
 // SAFETY: as above.
 unsafe impl Sync for Plugin {}
 
-/// What a plugin wants to hear of. It may change this at any time.
+/// Events that a plugin wants. It may change this at any time.
 static MASK: AtomicI32 = AtomicI32::new(0);
 
-/// What a communicator is to a plugin.
+/// A communicator's description for a plugin.
 pub(super) struct About<'a> {
     pub(super) name: Option<&'a CStr>,
     pub(super) id: u64,
@@ -156,7 +156,7 @@ impl Plugin {
     pub(super) fn record(&self, handle: Handle, state: c_int, timer_ns: Option<u64>) {
         // Version 3 has events of kernels, and no times.
         if handle != Handle::NONE && (self.version > 3 || timer_ns.is_none()) {
-            // Of the union of arguments only the time is used here.
+            // Only the time is used here of the union of arguments.
             let mut arguments = [timer_ns.unwrap_or(0), 0];
             let pointer = timer_ns.map_or(std::ptr::null_mut(), |_| (&raw mut arguments).cast());
             // SAFETY: the plugin's own handle; the arguments live until the call has returned.

@@ -32,7 +32,7 @@ const SPIN_FOR: Duration = Duration::from_micros(200);
 pub(super) struct LargeOrder {
     /// Operations enqueued.
     pub(super) enqueued: u64,
-    /// Where streams tell and wait by events instead of words.
+    /// Events by which streams tell and wait instead of words.
     events: Option<StreamEvents>,
     /// Stream of the service's that they are commands of; made with the first.
     stream: Option<Handle>,
@@ -81,7 +81,8 @@ impl StreamEvents {
     }
 }
 
-/// What a stream does next. Words that no other work lies between go to the driver in one call: each call costs the caller a microsecond.
+/// The next step of a stream. Words that no other work lies between go to the driver in one call: each call costs the caller a
+/// microsecond.
 struct Work<'a> {
     stream: RawStream,
     number: u64,
@@ -158,7 +159,7 @@ impl Reached<'_> {
 /// How a rank combines what copy engines bring.
 #[derive(Clone, Copy)]
 pub(super) struct Combine {
-    /// Where it comes to.
+    /// Layout of its slots.
     pub(super) layout: LargeLayout,
     /// Blocks of each kernel.
     pub(super) blocks: u32,
@@ -198,7 +199,7 @@ impl DeviceInitiatedCommunicator {
     pub(super) fn has_finished_large(&self, order: &Order) -> bool {
         let (Member { page, rank, .. }, number) = (&*self.member, order.large.enqueued);
         let is_past = || match &order.large.events {
-            // Where all words were released, only the stream can tell.
+            // If all words were released, only the stream can tell.
             None => {
                 page.has_come(*rank, LargeWord::Finished, number)
                     && page.large_word(*rank, LargeWord::Finished) != RELEASED
@@ -294,7 +295,7 @@ impl DeviceInitiatedCommunicator {
         enqueued
     }
 
-    /// Where the others' parts come to, if this rank's stream combines them; opened with the first call that does.
+    /// Slots of the others' parts, if this rank's stream combines them; opened with the first call that does.
     fn slots(&self, order: &mut Order, layout: LargeLayout, call: &CollectiveCall) -> Result<DeviceAddress, Error> {
         if self.execution != Execution::Ranks || !call.kind.reduces() {
             return Ok(0);
@@ -310,8 +311,8 @@ impl DeviceInitiatedCommunicator {
         opened.as_ref().map(Opened::address).ok_or_else(|| Error::ServiceGone("it sent no slots".into()))
     }
 
-    /// Where the service reaches a buffer: there, if it can, or in a copy; and what it calls that. The context must be current, and nothing that
-    /// the driver is called for be captured.
+    /// Place by which the service reaches a buffer: there, if it can, or in a copy; and its name there. The context must be current, and
+    /// nothing that the driver is called for be captured.
     fn reach(
         &self,
         staging: &mut Staging,
@@ -429,8 +430,8 @@ impl DeviceInitiatedCommunicator {
         self.member.check_whole()
     }
 
-    /// What stays with the rank: its own part is moved; or its shard combined, piece by piece as words tell that the others' parts are
-    /// there.
+    /// The part that stays with the rank: its own part is moved; or its shard combined, piece by piece as words tell that the others'
+    /// parts are there.
     ///
     /// # Safety
     /// As for [`super::super::CudaCommunicator::all_reduce`].

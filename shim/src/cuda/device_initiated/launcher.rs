@@ -23,10 +23,10 @@ pub(super) struct Launcher {
     priorities: Recent<u64, i32>,
 }
 
-/// What a graph is ready for.
+/// Shape that a graph is ready for.
 type Shape = (Function, u32, u32);
 
-/// What graphs are ready for, the one that was launched last first.
+/// Shapes that graphs are ready for, the one that was launched last first.
 struct Kept<T>(Vec<(usize, Option<T>)>);
 
 impl<T: PartialEq> Kept<T> {

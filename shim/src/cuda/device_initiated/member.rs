@@ -58,7 +58,7 @@ pub(in crate::cuda) struct Member {
     registration: HostRegistration,
     /// Graphs keep it, too.
     pub(in crate::cuda) page: Arc<ControlPage>,
-    /// What the caller calls the ranks, if these are a part of a communicator's.
+    /// The caller's names of the ranks, if these are a part of a communicator's.
     names: OnceLock<Vec<u32>>,
     /// This rank's, with collectives or with sends and receives.
     pub(super) graphs: Arc<LivingGraphs>,
@@ -67,7 +67,7 @@ pub(in crate::cuda) struct Member {
     /// Whether the rank has left: from then on the control page may be another communicator's. Locked while something is written that others go by, and never
     /// while something is waited for.
     has_left: Mutex<bool>,
-    /// What had failed by then.
+    /// Failure at that time.
     left_with: OnceLock<Error>,
     /// When it was first found stopped without a reason.
     aborted_since: OnceLock<Instant>,
@@ -249,7 +249,7 @@ impl Member {
         })
     }
 
-    /// Asks for memory that is made at first use, and opens it. Where there is no room the service ends the communicator: all ranks hear why.
+    /// Asks for memory that is made at first use, and opens it. If there is no room the service ends the communicator: all ranks hear why.
     fn open<T>(
         &self,
         part: CommPart,
@@ -269,7 +269,7 @@ impl Member {
     /// Ends the communicator on all ranks, and waits until they can know why: for what the driver returned, if it is that.
     pub(super) fn end(&self, cuda_error: Option<u32>) -> Result<(), Error> {
         let request = Request::AbortComm { comm: self.handle, cuda_error };
-        // The service stops what runs once it has said the reason. Where it does not answer, or is gone, nobody else does.
+        // The service stops what runs once it has said the reason. If it does not answer, or is gone, nobody else does.
         let asked = self.client.0.requests.call_patiently(request, || self.stop());
         self.stop();
         asked.map(drop)
@@ -287,7 +287,7 @@ impl Member {
         }
     }
 
-    /// The rank is about to leave: its kernels have ended. What has failed until then stays known.
+    /// The rank is about to leave: its kernels have ended. A failure until then stays known.
     pub(super) fn leave(&self) {
         if let Some(error) = self.failure() {
             self.left_with.get_or_init(|| error);
@@ -310,13 +310,13 @@ impl Member {
         self.kernels.function(name).map_err(cuda_error)
     }
 
-    /// What launches such kernels, by so many graphs.
+    /// Launcher of such kernels, by so many graphs.
     pub(super) fn launcher<T>(&self, graphs: usize, launch: &Launch<T>) -> Result<Launcher, Error> {
         // SAFETY: the function is the launch's, and was loaded into this context.
         unsafe { Launcher::new(&self.context, graphs, self.function(launch.function)?, launch) }
     }
 
-    /// Where kernels and streams see what lies at an offset of the control page.
+    /// Address of an offset of the control page for kernels and streams.
     pub(in crate::cuda) fn on_page(&self, offset: u64) -> DeviceAddress {
         self.registration.address() + offset
     }
@@ -418,7 +418,7 @@ impl Member {
     }
 }
 
-/// Of a communicator of which no more is known.
+/// The error of a communicator of which no more is known.
 fn aborted() -> Error {
     Error::Failed { class: ErrorClass::Remote, message: "the communicator was aborted".into(), origin: None }
 }

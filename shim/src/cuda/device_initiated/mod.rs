@@ -63,7 +63,7 @@ const PREPARED: usize = 8;
 /// A rank whose collectives are kernels that meet those of the other ranks.
 pub(super) struct DeviceInitiatedCommunicator {
     member: Arc<Member>,
-    /// Where the service has copy engines for it.
+    /// Layout of the service's copy engines for it.
     large: Option<LargeLayout>,
     execution: Execution,
     /// Whether kernels tell when they run.
@@ -79,7 +79,7 @@ pub(super) struct DeviceInitiatedCommunicator {
     port_channels: Mutex<Option<PortChannels>>,
 }
 
-/// What is done in one order, under one lock.
+/// State that is changed in one order, under one lock.
 struct Order {
     launches: LaunchOrder,
     launcher: Launcher,
@@ -89,7 +89,7 @@ struct Order {
     launched: u64,
     strategy: KnownStrategy,
     large: LargeOrder,
-    /// What the stream of a call does with words next: what no other work lies between goes to the driver in one call.
+    /// Next words of a call's stream: those that no other work lies between go to the driver in one call.
     words: Vec<WordOperation>,
 }
 
@@ -100,7 +100,7 @@ impl Order {
     }
 }
 
-/// What a strategy says of a collective.
+/// A strategy's choice for a collective.
 struct Choice {
     /// Whether kernels carry it out where copy engines could.
     is_by_kernels: bool,
@@ -124,7 +124,7 @@ impl Choice {
     }
 }
 
-/// What was last read of the control page.
+/// Last reading of the control page.
 struct KnownStrategy {
     /// Strategies that had been published.
     published: u64,
@@ -134,7 +134,7 @@ struct KnownStrategy {
 }
 
 impl DeviceInitiatedCommunicator {
-    /// What a rank needs that has joined as `handle`; left if anything is missing.
+    /// Parts of a rank that has joined as `handle`; left if anything is missing.
     pub(super) fn join(
         client: &Client,
         handle: Handle,
@@ -277,7 +277,8 @@ impl DeviceInitiatedCommunicator {
         (algorithm, stamp)
     }
 
-    /// What the strategy of the next collective says, which has not been announced: so what is read anew may change meanwhile, and is not kept.
+    /// Choice of the strategy of the next collective, which has not been announced: so what is read anew may change meanwhile, and is not
+    /// kept.
     fn by_strategy_of_now<T>(&self, order: &Order, ask: impl FnOnce(&DeviceInitiatedStrategy) -> T) -> Option<T> {
         let (number, page, known) = (order.next_number(), &self.member.page, &order.strategy);
         if known.published == page.published() && known.operations.contains(&number) {
@@ -394,8 +395,8 @@ impl DeviceInitiatedCommunicator {
         unsafe { self.launch(&mut order, place, call, stream, capture) }
     }
 
-    /// What the strategy of the next collective says, as soon as the operator lets it begin. One that comes to nothing afterwards leaves its number
-    /// to the next. A stream that is captured comes behind the operations before.
+    /// Choice of the strategy of the next collective, as soon as the operator lets it begin. One that comes to nothing afterwards leaves
+    /// its number to the next. A stream that is captured comes behind the operations before.
     ///
     /// # Safety
     /// The stream must live.
@@ -505,7 +506,7 @@ impl DeviceInitiatedCommunicator {
         self.member.buffer() + SymmetricBufferLayout::COUNTER_OFFSET
     }
 
-    /// What a collective is to a single rank: its contribution becomes its result.
+    /// Runs a collective of a single rank: its contribution becomes its result.
     fn run_alone(&self, checked: &CollectiveCall, call: &Call, stream: RawStream) -> Result<(), Error> {
         let _entered = self.member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller of the collective vouches for stream and buffers.
@@ -565,7 +566,7 @@ impl DeviceInitiatedCommunicator {
         let rest = || self.has_finished_large(&order) && self.one_sided.have_ended();
         let graphs = || order.launches.have_graphs_ended();
         let ended = ended.and(member.wait_for_kernels(self.counter(), order.launched, &graphs, &rest));
-        // What may still run must not meet what comes to lie there next: nobody uses again what has failed.
+        // Operations that may still run must not meet what comes to lie there next: nobody uses again what has failed.
         let ended = ended.inspect_err(|error| {
             let _ = member.end(error.cuda_code());
         });

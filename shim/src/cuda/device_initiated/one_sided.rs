@@ -31,7 +31,7 @@ pub(in crate::cuda) struct Put {
 /// Signals of one kind that a stream waits for, beyond those of waits before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SignalWait {
-    /// Who sends them.
+    /// Sender of the signals.
     pub from: u32,
     /// Which one.
     pub signal: Signal,
@@ -45,7 +45,7 @@ const STREAMS: usize = 16;
 const LETS_GO_FOR: Duration = Duration::from_secs(2);
 const LETS_GO_EVERY: Duration = Duration::from_millis(1);
 
-/// What a rank has sent and waited for.
+/// Signals that a rank has sent and waited for.
 pub(super) struct OneSided {
     member: Arc<Member>,
     counts: Mutex<Counts>,
@@ -97,7 +97,7 @@ struct Sent {
 }
 
 impl Sent {
-    /// What the stream of the next one waits for first, of the word that counts them.
+    /// Wait of the next one's stream, for the word that counts them.
     fn before(&self, word: DeviceAddress, stream: u64) -> Option<WordOperation> {
         let is_elsewhere = self.stream.is_some_and(|last| last != stream);
         is_elsewhere.then_some(WordOperation::Wait(word, self.times))
@@ -164,7 +164,7 @@ impl OneSided {
         }
         // SAFETY: as for `send`.
         unsafe { stream.words(&words) }.map_err(cuda_error)?;
-        // What failed was not called.
+        // A call that failed was not made.
         counts.awaited.append(&mut awaited);
         // SAFETY: the caller's contract.
         unsafe { counts.note_wait(member, stream) }

@@ -1,8 +1,8 @@
 //! Order of a rank's kernels over the caller's streams, by events.
 //!
-//! Kernels of a communicator use the same symmetric buffers. So one that is launched into another stream than the one before has to wait for it:
-//! for its count in GPU memory. Where streams cannot wait for words, and from the first capture on, it waits for an event. From then on every
-//! launch waits for the event, and records it: graphs may have been launched anywhere since the one before (`graphs.rs`).
+//! Kernels of a communicator use the same symmetric buffers. So one that is launched into another stream than the one before has to wait
+//! for it: for its count in GPU memory. If streams cannot wait for words, and from the first capture on, it waits for an event. From then
+//! on every launch waits for the event, and records it: graphs may have been launched anywhere since the one before (`graphs.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -23,7 +23,7 @@ pub(super) struct LaunchOrder {
     has_left: bool,
 }
 
-/// What says how the next launch comes behind the others.
+/// State that says how the next launch comes behind the others.
 #[derive(Debug)]
 struct SoFar {
     /// Whether the driver has streams wait for words.
@@ -36,7 +36,7 @@ struct SoFar {
     has_captured: bool,
 }
 
-/// What a launch has to wait for.
+/// Condition of a launch.
 #[derive(Debug, PartialEq, Eq)]
 enum Before {
     /// Its stream comes behind the others as it is.
@@ -89,14 +89,14 @@ impl LaunchOrder {
         self.so_far.has_captured
     }
 
-    /// What graphs refer to, and must not outlive.
+    /// Event that graphs refer to, and must not outlive.
     pub(super) fn event(&self) -> Arc<Event> {
         self.graphs.event()
     }
 
-    /// Has a captured stream come behind the launches before, and behind what `wait_for_rest` has a stream wait for, at once or by words. Of the
-    /// launches outside of graphs the symmetric buffer counts `launched` at `counter`. The context must be current. Returns what says whether the
-    /// graph has gone.
+    /// Has a captured stream come behind the launches before, and behind what `wait_for_rest` has a stream wait for, at once or by words.
+    /// The symmetric buffer counts `launched` at `counter` for launches outside of graphs. The context must be current. Returns what says
+    /// whether the graph has gone.
     ///
     /// # Safety
     /// The stream must live, and be of this capture, which goes on; `counter` must be mapped until all streams have come to this.

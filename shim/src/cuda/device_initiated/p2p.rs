@@ -21,14 +21,14 @@ use crate::cuda::p2p::capture_of;
 /// Ll' flags have 32 bits.
 const MESSAGES_OF_A_PAIR_MAX: u64 = u32::MAX as u64 - MESSAGES_MAX as u64;
 
-/// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
+/// Parts of a communicator's sends and receives: kept by the communicator, and by groups to their end.
 pub(crate) struct P2p {
     /// Before the member, whose kernels its graphs are of.
     order: Mutex<Order>,
     member: Arc<Member>,
 }
 
-/// What is done in one order, under one lock: as for collectives, but apart from them.
+/// State that is changed in one order, under one lock: as for collectives, but apart from them.
 struct Order {
     launches: LaunchOrder,
     launcher: Launcher,
@@ -56,7 +56,7 @@ impl P2p {
         self.member.buffer() + SymmetricBufferLayout::P2P_COUNTER_OFFSET
     }
 
-    /// What graphs refer to, and must not outlive.
+    /// Event that graphs refer to, and must not outlive.
     pub(super) fn event(&self) -> Arc<Event> {
         locked(&self.order).launches.event()
     }

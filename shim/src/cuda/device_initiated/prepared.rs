@@ -1,6 +1,6 @@
 //! Kernels of collectives, all but ready to be launched.
 //!
-//! What a kernel is told depends on the kind of call but for its buffers and its number, and takes longer to work out than all the rest of a
+//! Arguments of a kernel depend on the kind of call but for its buffers and its number, and take longer to work out than all the rest of a
 //! call. Programs repeat themselves, so the kernels of the last calls are kept.
 
 use mccs_cuda::Function;
@@ -33,7 +33,7 @@ pub(super) struct Prepared {
 impl Prepared {
     /// A call's kernel on this rank, which leaves such a stamp. None where there is no way for it: all ranks come to the same.
     pub(super) fn new(way: &Way, member: &Member, stamp: u64) -> Result<Option<Self>, Error> {
-        // What does not fit the symmetric buffers goes in chunks that do, as every batch can.
+        // Data that does not fit the symmetric buffers goes in chunks that do, as every batch can.
         let algorithms = [way.algorithm, Algorithm::SimpleTwoShot, Algorithm::SimpleOneShot];
         let found = algorithms.into_iter().find_map(|algorithm| {
             let launch = Launch::collective_apart(&way.call, way.strides, &member.layout, algorithm, way.blocks)?;

@@ -1,4 +1,4 @@
-//! What a program used last, of what it uses again and again: a few values by key.
+//! Last values of a program that uses them again and again: a few values by key.
 
 use std::ops::{Index, IndexMut};
 
@@ -6,9 +6,9 @@ use std::ops::{Index, IndexMut};
 pub(super) struct Recent<K, V> {
     entries: Vec<(K, V)>,
     most: usize,
-    /// Where the value that was asked for last is.
+    /// Place of the value that was asked for last.
     last: usize,
-    /// Where the oldest is, once all places are taken.
+    /// Place of the oldest, once all places are taken.
     oldest: usize,
 }
 
@@ -17,7 +17,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         Recent { entries: Vec::with_capacity(most), most, last: 0, oldest: 0 }
     }
 
-    /// Where a key's value is. `make` makes one that is not there; its error changes nothing.
+    /// Place of a key's value. `make` makes one that is not there; its error changes nothing.
     pub(super) fn place<E>(&mut self, key: K, make: impl FnOnce(&K) -> Result<V, E>) -> Result<usize, E> {
         // Most programs repeat the call before.
         if self.entries.get(self.last).is_none_or(|(known, _)| *known != key) {

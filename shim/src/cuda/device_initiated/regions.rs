@@ -1,15 +1,16 @@
 //! Registration cache of the caller's GPU memory: registered when a large operation first uses it,
 //! forgotten when it is freed.
 //!
-//! What has a handle (`cudaMalloc`) is registered as whole allocations, so that buffers an allocator cuts out of one share it. What was made to be
-//! given away by descriptors (`cuMemCreate`) is registered as the segments that a buffer lies in. An address may be freed and come again as
-//! something else, which is looked for before it is used.
+//! Memory with a handle (`cudaMalloc`) is registered as whole allocations, so that buffers an allocator cuts out of one share it. Memory
+//! that was made to be given away by descriptors (`cuMemCreate`) is registered as the segments that a buffer lies in. An address may be
+//! freed and come again as something else, which is looked for before it is used.
 //!
-//! What its owner frees stays where it is until the service has closed it. Nobody tells, so regions are looked at in turn: some after each large
-//! call, and whenever the program asks for errors. What a communicator was the last to use is given back when it leaves.
+//! Memory that its owner frees stays where it is until the service has closed it. Nobody tells, so regions are looked at in turn: some
+//! after each large call, and whenever the program asks for errors. Memory that a communicator was the last to use is given back when it
+//! leaves.
 //!
-//! Where there is room for no more of them, here or at the service, the one that was not used for longest goes. One that a call has found and not
-//! told the service of yet ([`Found`]) stays.
+//! If there is room for no more of them, here or at the service, the one that was not used for longest goes. One that a call has found and
+//! not told the service of yet ([`Found`]) stays.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included};
@@ -50,11 +51,11 @@ impl Key {
     }
 }
 
-/// What a session has registered.
+/// Registrations of a session.
 #[derive(Default)]
 pub(crate) struct GpuRegions {
     known: BTreeMap<Key, Known>,
-    /// Where the last look ended.
+    /// End of the last look.
     looked_at: DeviceAddress,
     uses: u64,
     /// Have given way to longer ones while calls had found them.
@@ -85,7 +86,7 @@ struct Known {
     in_use: Arc<()>,
 }
 
-/// What a region is made of, so that it can be told from what comes to lie there later.
+/// Source of a region, so that it can be told from what comes to lie there later.
 enum Source {
     /// One allocation, by its buffer id, which no other has or had.
     Whole(u64),
@@ -147,8 +148,8 @@ fn is_still(base: DeviceAddress, id: u64) -> bool {
 }
 
 impl GpuRegions {
-    /// Names a buffer to the service. Its context must be current, and nothing that the driver is called for be captured. What other processes
-    /// cannot open, or the service does not take, is an error; only where the service has gone nothing else will do.
+    /// Names a buffer to the service. Its context must be current, and nothing that the driver is called for be captured. Memory that other
+    /// processes cannot open, or the service does not take, is an error; only if the service has gone nothing else will do.
     pub(super) fn place(&mut self, member: &Member, address: DeviceAddress, bytes: u64) -> Result<Found, Error> {
         self.find_or_register(member, address..address.saturating_add(bytes))
     }
@@ -252,7 +253,7 @@ fn free(known: &Known, requests: &Requests) {
     requests.send_and_forget(Request::FreeGpuMemory { region: known.handle });
 }
 
-/// What the service has registered, by its handle.
+/// The service's registration, by its handle.
 struct Registered {
     base: DeviceAddress,
     bytes: u64,

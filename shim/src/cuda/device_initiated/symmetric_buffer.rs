@@ -15,7 +15,7 @@ use crate::cuda::cuda_error;
 pub(super) enum SymmetricBuffer {
     /// Memory of a GPU, of which parts are mapped as they are named.
     Gpu(MappedMemory),
-    /// Memory of the host, which has the head alone. What is pinned goes before what is mapped.
+    /// Memory of the host, which has the head alone. Pinned memory goes before mapped memory.
     Host { pinned: HostRegistration, _mapped: Mapping },
 }
 

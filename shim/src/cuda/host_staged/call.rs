@@ -17,7 +17,7 @@ use crate::{Communicator, Error, ReduceOperator, Span};
 /// Longest buffer of a call that is one kernel: from there on copy engines are as fast.
 const KERNEL_BYTES_MAX: u64 = 64 << 10;
 
-/// What all pieces of a call share. Its unsafe methods enqueue, and have the contract of
+/// Common state of all pieces of a call. Its unsafe methods enqueue, and have the contract of
 /// [`CudaCommunicator::all_reduce`](crate::cuda::CudaCommunicator::all_reduce): slots and words live as long as the communicator,
 /// which is not dropped before they are out of use.
 pub(super) struct HostStagedCall<'a> {
@@ -141,7 +141,7 @@ impl HostStagedCall<'_> {
         }
     }
 
-    /// What comes behind the service's part.
+    /// Work behind the service's part.
     ///
     /// # Safety
     /// As the type says.

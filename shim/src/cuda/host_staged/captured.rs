@@ -4,11 +4,11 @@
 //! graph:  host function: commands n.. to the service, n into a word | kernel: copy in, ready = n, wait for done >= n, copy out | ...
 //! ```
 //!
-//! A replay needs its commands anew, and only the GPU knows of it. So a graph calls back, on a thread of the driver's. That takes some 45 us, and
-//! therefore happens once for many pieces: they start as the GPU comes to them, whenever their commands were sent. Their kernels read from a word
-//! which operations they have become. A group of sends and receives is called back for once, before its lanes fork. What a graph calls back for is
-//! kept until the driver says that it has gone with all that was made of it. Then the next capture drops it, since the thread that says so must
-//! not call the driver.
+//! A replay needs its commands anew, and only the GPU knows of it. So a graph calls back, on a thread of the driver's. That takes some 45
+//! us, and therefore happens once for many pieces: they start as the GPU comes to them, whenever their commands were sent. Their kernels
+//! read from a word which operations they have become. A group of sends and receives is called back for once, before its lanes fork. State
+//! that a graph calls back for is kept until the driver says that it has gone with all that was made of it. Then the next capture drops it,
+//! since the thread that says so must not call the driver.
 //!
 //! Commands of replays come in the order of the GPU's work, other calls' in the order of the calls. The two may differ from rank to rank, so
 //! replays have a communicator of their own. It is in a session of its own, too: a call that waits for room among the commands must not hold up
@@ -33,10 +33,10 @@ use crate::cuda::graphs::{GraphOrder, LivingGraphs};
 use crate::cuda::service_executed::Identity;
 use crate::{Client, Communicator, Error, Stream};
 
-/// What tells the ids of communicators of replays from those that callers have made, which are random.
+/// Mask that tells the ids of communicators of replays from those that callers have made, which are random.
 const ID_MASK: u8 = 0xa5;
 
-/// What graphs replay: a communicator, and memory that it goes through.
+/// Means of replays: a communicator, and memory that it goes through.
 #[derive(Clone)]
 pub(in crate::cuda) struct Replayed {
     /// As whom a rank joins it, but for the id, which is that of what it is beside.
@@ -46,7 +46,7 @@ pub(in crate::cuda) struct Replayed {
     pub(in crate::cuda) slots: u64,
     /// Whether slots have twins in the GPU's memory.
     pub(in crate::cuda) has_twins: bool,
-    /// What graphs launch besides the kernel that tells and waits.
+    /// Kernels that graphs launch besides the one that tells and waits.
     pub(in crate::cuda) kernels: Option<Arc<Kernels>>,
 }
 
@@ -61,7 +61,7 @@ pub(in crate::cuda) struct Captures {
     made: Mutex<Option<Captured>>,
 }
 
-/// What there is for captures, for as long as it is used.
+/// Means of captures, for as long as they are used.
 pub(in crate::cuda) struct Made<'a>(MutexGuard<'a, Option<Captured>>);
 
 impl Deref for Made<'_> {
@@ -84,7 +84,7 @@ impl Captures {
         Captures { client, context, access, replayed, living, made: Mutex::default() }
     }
 
-    /// What there is for captures, made if this is the first one.
+    /// Means of captures, made if this is the first one.
     pub(in crate::cuda) fn made(&self) -> Result<Made<'_>, Error> {
         let mut made = locked(&self.made);
         if made.is_none() {
@@ -100,8 +100,8 @@ impl Captures {
         capture(&mut *self.made()?)
     }
 
-    /// What replays go through, if there are any. Who waits for them must not hold the lock: other threads ask whether they have failed, or end
-    /// them.
+    /// Means of replays, if there are any. A thread that waits for them must not hold the lock: other threads ask whether they have failed,
+    /// or end them.
     fn replayer(&self) -> Option<Arc<Replayer>> {
         locked(&self.made).as_ref().map(|own| Arc::clone(&own.replayer))
     }
@@ -138,11 +138,11 @@ impl Drop for Captures {
     }
 }
 
-/// What a rank's graphs go through. It must outlive them.
+/// Means of a rank's graphs. It must outlive them.
 pub(in crate::cuda) struct Captured {
     client: Client,
     pub(in crate::cuda) ordered: Arc<OrderedStream>,
-    /// Of slots, where they have any.
+    /// Twins of slots, if they have any.
     twins: Option<DeviceMemory>,
     _kernels: Option<Arc<Kernels>>,
     replayer: Arc<Replayer>,
@@ -150,7 +150,7 @@ pub(in crate::cuda) struct Captured {
     pub(in crate::cuda) pieces: u64,
     /// The capture of the last call.
     last: Option<u64>,
-    /// Of replays alone: calls outside of graphs go through another communicator, and other slots.
+    /// Order of replays alone: calls outside of graphs go through another communicator, and other slots.
     order: GraphOrder,
     batches: Mutex<Batches>,
 }
@@ -180,7 +180,7 @@ struct Replayer {
 /// Most collectives of a batch: the first ones wait until all are sent.
 const BATCH_MAX: u64 = 64;
 
-/// What is sent again whenever a graph comes to it.
+/// Command that is sent again whenever a graph comes to it.
 pub(super) enum Command {
     /// A piece of a collective.
     Collective(HostCall),
@@ -252,7 +252,7 @@ impl Captured {
         })
     }
 
-    /// Where what lies at an offset in the slots has its twin; in the slots themselves where there are none.
+    /// Address of the twin of an offset in the slots; in the slots themselves if there are none.
     pub(in crate::cuda) fn twin(&self, offset: u64) -> DeviceAddress {
         self.twins.as_ref().map_or_else(|| self.ordered.address(offset), |twins| twins.address() + offset)
     }
@@ -326,7 +326,7 @@ impl Captured {
 }
 
 impl Batches {
-    /// Goes on with another capture, whose graph has gone when that is said. What graphs that have gone had is dropped here.
+    /// Goes on with another capture, whose graph has gone when that is said. State of graphs that have gone is dropped here.
     fn begin(&mut self, has_gone: Arc<AtomicBool>) {
         self.is_open = false;
         self.has_gone = has_gone;
@@ -444,7 +444,7 @@ impl Command {
     }
 }
 
-/// What graphs call.
+/// Callback of graphs.
 ///
 /// # Safety
 /// `batch` leads to a [`Batch`].

@@ -67,7 +67,7 @@ pub(super) struct HostStagedCommunicator {
     captures: Arc<Captures>,
 }
 
-/// What is done in one order, under one lock.
+/// State that is changed in one order, under one lock.
 struct Order {
     /// Pieces so far: the next one's slot goes on from there.
     pieces: u64,

@@ -19,11 +19,11 @@ use crate::{Client, Error, Region, Span, Stream};
 /// Room for the semaphore before the slots, which begin on a page of their own.
 const HEAD_BYTES: u64 = 4096;
 
-/// Where words for tickets are.
+/// Offset of words for tickets.
 const TICKETS_OFFSET: u64 = TimelineSemaphore::BYTES;
 /// How many there are.
 pub(in crate::cuda) const TICKET_WORDS: u64 = (FACTORS_OFFSET - TICKETS_OFFSET) / size_of::<u64>() as u64;
-/// Where factors of collectives are, one to a slot.
+/// Offset of factors of collectives, one to a slot.
 const FACTORS_OFFSET: u64 = HEAD_BYTES - SLOTS * size_of::<u64>() as u64;
 
 /// Which of the semaphore's operations something is.
@@ -132,7 +132,7 @@ impl OrderedStream {
         self.memory.release();
     }
 
-    /// Where the service sees what lies at an offset in the slots.
+    /// The service's span of an offset in the slots.
     pub(in crate::cuda) fn span(&self, offset: u64) -> Span {
         self.memory.0.at(HEAD_BYTES + offset)
     }
@@ -142,7 +142,7 @@ impl OrderedStream {
         (self.memory.0.handle(), HEAD_BYTES)
     }
 
-    /// Where the GPU sees the same.
+    /// The GPU's address of the same.
     pub(in crate::cuda) fn address(&self, offset: u64) -> DeviceAddress {
         self.registration.address() + HEAD_BYTES + offset
     }
@@ -177,7 +177,7 @@ impl OrderedStream {
         word.store(ticket, Ordering::Release);
     }
 
-    /// What a kernel writes, and waits for, without copies.
+    /// Words that a kernel writes, and waits for, without copies.
     pub(in crate::cuda) fn words(&self, ticket: Ticket, tells: bool, waits: bool) -> StageArgs {
         let (value, ticket_word) = match ticket {
             Ticket::Known(value) => (value, 0),
@@ -252,7 +252,7 @@ fn ticket_offset(number: u64) -> u64 {
     TICKETS_OFFSET + number % TICKET_WORDS * size_of::<u64>() as u64
 }
 
-/// What is captured is only where there is one.
+/// Captures need one.
 fn no_kernel() -> Error {
     Error::no_cuda("bug: a graph without kernels that tell and wait")
 }

@@ -11,14 +11,14 @@
 //! turn, and as many pieces of each are under way as it has slots. A group of one lane is done in the caller's stream itself; others fork from it, and it
 //! waits for them all.
 //!
-//! Slots are memory of the host. Where NICs reach memory of the GPU, long messages are in the slots' *twins* there (`twin.rs`), and nothing of them is
-//! in memory of the host. Each end decides alone: pieces are the same either way.
+//! Slots are memory of the host. If NICs reach memory of the GPU, long messages are in the slots' *twins* there (`twin.rs`), and nothing of
+//! them is in memory of the host. Each end decides alone: pieces are the same either way.
 //!
 //! In graphs (`captured.rs`) it is the same by lanes of another session. Their commands are sent again at each replay, all of a group at once. So
 //! there must be room for them among what the tenant may have in flight.
 //!
-//! What the tenant may have in flight (`max_operations_in_flight`) holds pieces back that are called. So ranks for which one thread calls in turn
-//! should not send each other more than so many MiB in a group.
+//! The tenant's limit of operations in flight (`max_operations_in_flight`) holds called pieces back. So ranks for which one thread calls in
+//! turn should not send each other more than so many MiB in a group.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -50,7 +50,7 @@ const KERNEL_BYTES_MAX: u64 = 64 << 10;
 /// Messages from this length on are in memory of the GPU, where NICs reach it. Each end decides alone.
 const DIRECT_BYTES_MIN: u64 = 256 << 10;
 
-/// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
+/// Parts of a communicator's sends and receives: kept by the communicator, and by groups to their end.
 pub(crate) struct HostStagedP2p {
     comm: Arc<Communicator>,
     context: Context,
@@ -59,7 +59,7 @@ pub(crate) struct HostStagedP2p {
     order: Mutex<Order>,
 }
 
-/// What a lane's messages have in common.
+/// Common properties of a lane's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     peer: u32,
@@ -73,7 +73,7 @@ impl Key {
 }
 type Lanes = HashMap<Key, Lane>;
 
-/// What is done in one order, under one lock.
+/// State that is changed in one order, under one lock.
 struct Order {
     lanes: Lanes,
     /// Those of graphs.
@@ -114,10 +114,10 @@ enum TrackTwin {
 struct Piece {
     buffer: DeviceAddress,
     track: usize,
-    /// What is in the place of the slot.
+    /// Address in the place of the slot.
     at: DeviceAddress,
     bytes: u64,
-    /// Of its operation at the service.
+    /// Ticket of its operation at the service.
     ticket: Ticket,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct Message {
     is_send: bool,
     peer: u32,
     track: u32,
-    /// Of slots, or of the same place in their twin.
+    /// Span of slots, or of the same place in their twin.
     span: Span,
     is_in_twin: bool,
     count: u64,
@@ -142,7 +142,7 @@ enum By<'a> {
     Replaying(&'a Captured),
 }
 
-/// What carries a part of a message between its buffer and the service.
+/// Carrier of a part of a message between its buffer and the service.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Carries {
     /// A slot, by a kernel that tells and waits as well.
@@ -312,7 +312,7 @@ impl HostStagedP2p {
                     stream.wait(joint).map_err(cuda_error)?;
                 }
                 if matches!(by, By::Calling(_)) {
-                    // Its slots may be in use in another stream. What is captured goes one behind the other.
+                    // Its slots may be in use in another stream. Captured operations go one behind the other.
                     stream.wait(&lane.last).map_err(cuda_error)?;
                 }
                 let p2p = list.iter().filter(|message| Key::of(message) == *key);
@@ -504,7 +504,7 @@ impl Lane {
         Ok(Some(Piece { buffer, track, at, bytes, ticket }))
     }
 
-    /// What comes behind the service's part.
+    /// Work behind the service's part.
     ///
     /// # Safety
     /// As for sends and receives.

@@ -2,7 +2,7 @@
 //! host memory. Pure.
 //!
 //! A collective's buffers are *blocks* of `count` elements: one, or one for each rank. A piece takes the same part of every block, and is a
-//! collective of its own, of that many elements: so results are those of the whole. Where a collective has a place for in-place calls, a piece
+//! collective of its own, of that many elements: so results are those of the whole. If a collective has a place for in-place calls, a piece
 //! uses it, and the slot holds the longer of its buffers. An all-to-all has none, and gets half a slot for each.
 
 use mccs_ipc::types::CollectiveKind;
@@ -24,7 +24,7 @@ pub(super) struct Shape {
     pub(super) rank: u32,
     pub(super) nranks: u32,
     pub(super) root: u32,
-    /// Of a slot: [`SLOT_BYTES`], but for tests.
+    /// Bytes of a slot: [`SLOT_BYTES`], but for tests.
     pub(super) slot_bytes: u64,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Piece {
     pub(super) count: u64,
 }
 
-/// Where buffers begin in a slot.
+/// Begins of buffers in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Places {
     pub(super) send: u64,
@@ -105,7 +105,7 @@ impl Shape {
         }
     }
 
-    /// Where a piece's buffers begin in its slot.
+    /// Begins of a piece's buffers in its slot.
     pub(super) fn places(&self, piece: Piece) -> Places {
         let own = u64::from(self.rank) * piece.count * self.element_bytes;
         let (send, recv) = match (self.send_blocks(), self.recv_blocks()) {
@@ -131,12 +131,12 @@ impl Shape {
         (0..count).map(copy).filter(|copy| copy.bytes > 0)
     }
 
-    /// What goes from the send buffer to the slot.
+    /// Copies from the send buffer to the slot.
     pub(super) fn copies_in(&self, piece: Piece) -> impl Iterator<Item = Copy> + use<> {
         self.copies(piece, self.send_blocks(), self.places(piece).send)
     }
 
-    /// What goes from the slot to the receive buffer.
+    /// Copies from the slot to the receive buffer.
     pub(super) fn copies_out(&self, piece: Piece) -> impl Iterator<Item = Copy> + use<> {
         self.copies(piece, self.recv_blocks(), self.places(piece).recv)
     }
@@ -148,10 +148,10 @@ mod tests {
 
     use super::*;
 
-    /// Of the slots that whole calls are run through.
+    /// Bytes of the slots that whole calls are run through.
     const SLOT: u64 = 4096;
 
-    /// What a collective does to the ranks' buffers, of which an element is a byte: sums where it reduces.
+    /// Effect of a collective on the ranks' buffers, of which an element is a byte: sums if it reduces.
     fn run(kind: CollectiveKind, count: usize, root: usize, send: &[Vec<u8>]) -> Vec<Vec<u8>> {
         use CollectiveKind as K;
         let sum = |from: usize| -> Vec<u8> {

@@ -11,7 +11,7 @@ use super::ordered_stream::OrderedStream;
 use crate::client::unexpected;
 use crate::{Client, Error};
 
-/// Whose slots have a twin.
+/// Owner of slots that have a twin.
 #[derive(Clone, Copy)]
 pub(in crate::cuda) struct Owner {
     /// A rail, or the communicator of messages.
@@ -39,7 +39,7 @@ pub(in crate::cuda) fn ask(
             let Some(fd) = fds.first().filter(|_| room >= bytes) else {
                 return Err(Error::ServiceGone("it sent a twin without memory".into()));
             };
-            // Where it cannot be opened the service's is left unused.
+            // If it cannot be opened the service's is left unused.
             Ok(open(context, fd.as_fd(), room).map_err(|error| error.to_string()))
         }
         Ok((other, _)) => Err(unexpected(&other)),

@@ -19,7 +19,7 @@ use crate::cuda::host_staged::captured::Made;
 use crate::cuda::host_staged::ordered_stream::{OrderedStream, Ticket};
 use crate::{Error, Span};
 
-/// What all stages of a call share. Its unsafe methods enqueue, and have the contract of
+/// Common state of all stages of a call. Its unsafe methods enqueue, and have the contract of
 /// [`CudaCommunicator::all_reduce`](crate::cuda::CudaCommunicator::all_reduce): slots and words live as long as the communicator,
 /// which is not dropped before they are out of use.
 pub(super) struct RailedCall<'a> {
@@ -32,7 +32,7 @@ pub(super) struct RailedCall<'a> {
     by: By<'a>,
 }
 
-/// Where a stage takes place.
+/// Place of a stage.
 #[derive(Debug, Clone, Copy)]
 struct At {
     /// Number of the slot.
@@ -49,7 +49,7 @@ pub(super) enum By<'a> {
     Replaying(&'a [Made<'a>]),
 }
 
-/// Of each slot, what its rails were last told to do, with their tickets.
+/// Last moves of each slot's rails, with their tickets.
 #[derive(Default)]
 struct UnderWay([Vec<(Move, Ticket)>; SLOTS_MAX as usize]);
 
@@ -63,7 +63,7 @@ impl<'a> RailedCall<'a> {
     ) -> Self {
         let &CollectiveCall { kind, count, root, dtype, .. } = whole;
         let (slots_bytes, element_bytes) = (rails.slots_bytes, dtype.size_bytes() as u64);
-        // What graphs replay is copied everywhere.
+        // Copies for graphs are bounced everywhere.
         let is_bounced = rails.is_bounced || matches!(by, By::Replaying(_));
         let sizes = Sizes { is_bounced, ..Sizes::new(slots_bytes, element_bytes) };
         let (seat, ring) = (rails.seat, rails.ring.as_ref());
@@ -238,7 +238,7 @@ impl<'a> RailedCall<'a> {
         self.is_in_twin(rail) && !self.is_direct(rail)
     }
 
-    /// What a rail of this rank goes through.
+    /// Ordered stream of a rail of this rank.
     fn ordered(&self, rail: u32) -> &OrderedStream {
         match self.by {
             By::Calling => &self.rails.rails[rail as usize].ordered,
@@ -246,12 +246,12 @@ impl<'a> RailedCall<'a> {
         }
     }
 
-    /// Where elements of a slot lie, in bytes from the first slot on.
+    /// Offset of elements of a slot, in bytes from the first slot on.
     fn in_slots(&self, slot: u64, at: u64) -> u64 {
         slot * slot_bytes(self.rails.slots_bytes, self.plan.sizes.slots) + at * self.size()
     }
 
-    /// Where the GPU sees a place. A rank may have no buffer that others have.
+    /// The GPU's address of a place. A rank may have no buffer that others have.
     fn address(&self, place: Place, slot: u64) -> DeviceAddress {
         let in_buffer = |buffer: DeviceAddress, at: u64| if buffer == 0 { 0 } else { buffer + at * self.size() };
         match place {

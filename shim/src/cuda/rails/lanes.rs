@@ -7,7 +7,7 @@
 //! outward   copies from slots to their twins
 //! ```
 //!
-//! Lanes beside the caller's are streams of the communicator's own, and wait for each other by events. What each has to do comes behind
+//! Lanes beside the caller's are streams of the communicator's own, and wait for each other by events. Work of each comes behind
 //! something of the caller's stream, which comes behind all of it at the end. In a capture they are branches of the graph: the caller's
 //! stream goes on behind other nodes. So captures need no streams, which each would have for itself until it ends.
 //!
@@ -25,13 +25,13 @@ use crate::cuda::cuda_error;
 
 /// How long a wait for lanes sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
-/// Of segments' streams, which end what callers wait for: the driver takes the first that the GPU has.
+/// Priority of segments' streams, which end what callers wait for: the driver takes the first that the GPU has.
 const PRIORITY: i32 = i32::MIN;
 
 /// See the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Of a segment's stream; 0 is the caller's.
+    /// The lane of a segment's stream; 0 is the caller's.
     Segment(usize),
     Inward,
     Outward,
@@ -41,14 +41,14 @@ pub(super) enum Lane {
 const SEGMENTS: usize = 3;
 const LANES: usize = SEGMENTS + 2;
 
-/// What others come behind, by slot.
+/// Marks that others come behind, by slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mark {
     /// A segment has come to a move, or to its end where this rank has none.
     Staged(u64),
     /// The service has been told of it.
     Told(u64),
-    /// What has moved is in the twin.
+    /// Moved data is in the twin.
     Arrived(u64),
     /// The slice has ended.
     Ended(u64),
@@ -81,7 +81,7 @@ impl Mark {
     }
 }
 
-/// What a communicator has beside callers' streams.
+/// Streams of a communicator beside callers' streams.
 pub(super) struct Beside {
     /// By [`Lane::index`], from the second on; no segments' where no call is forked.
     streams: [Option<OwnedStream>; LANES - 1],
@@ -126,23 +126,23 @@ pub(super) enum Lanes<'a> {
 pub(super) struct Branches {
     /// The one that the stream is on.
     lane: usize,
-    /// What the next node of each other lane comes behind.
+    /// Nodes that the next node of each other lane comes behind.
     tails: [Vec<GraphNode>; LANES],
     marks: [Vec<GraphNode>; MARKS],
 }
 
 impl<'a> Lanes<'a> {
-    /// Of a call in a stream that is not captured.
+    /// Lanes of a call in a stream that is not captured.
     pub(super) fn of(caller: RawStream, beside: &'a Beside) -> Self {
         Lanes::Streams { caller, beside }
     }
 
-    /// Of a call in one that is.
+    /// Lanes of a call in one that is.
     pub(super) fn captured(stream: RawStream) -> Self {
         Lanes::Branches { stream, branches: Box::default() }
     }
 
-    /// Where a lane enqueues, until another is asked for.
+    /// Lane for work, until another is asked for.
     ///
     /// # Safety
     /// As the type says.

@@ -61,14 +61,15 @@ use crate::{Client, Communicator, Error};
 const SLOT_ALIGN: u64 = 4096;
 /// How long a wait for this rank's operations sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
-/// What tells the ids of rails and teams from those that callers have made, which are random; numbers tell them from each other.
+/// Masks that tell the ids of rails and teams from those that callers have made, which are random; numbers tell them from each
+/// other.
 const RAIL_MASK: u8 = 0x5a;
 const TEAM_MASKS: [u8; TEAMS_MAX as usize] = [0x3c, 0x69];
 
 /// A rank's parts, and the payload from which collectives go by them.
 pub(super) struct Rails {
     layout: Layout,
-    /// Where the operator wants hosts to pass on what they reduce.
+    /// Ring of hosts, if the operator wants them to pass on what they reduce.
     ring: Option<Ring>,
     seat: Seat,
     rank: u32,
@@ -77,7 +78,7 @@ pub(super) struct Rails {
     rails: Vec<Rail>,
     /// Whether any rank's rails have their data copied to memory of the host: calls are cut alike on all ranks.
     is_bounced: bool,
-    /// Of all slots of a rail; a call has as many of them as suit it.
+    /// Bytes of all slots of a rail; a call has as many of them as suit it.
     slots_bytes: u64,
     /// Which calls have several streams.
     forks: Forks,
@@ -87,7 +88,7 @@ pub(super) struct Rails {
     kernels: Arc<Kernels>,
     context: Context,
     order: Mutex<Order>,
-    /// What graphs replay of each rail.
+    /// Copies of each rail for graphs.
     captures: Vec<Captures>,
     /// None for a rank that is alone at its host.
     p2p: Option<Arc<RailsP2p>>,
@@ -112,7 +113,7 @@ struct Rail {
     twin: Twin,
 }
 
-/// What the parts of a rank's communicator are joined by.
+/// Common parameters of joining a rank's parts.
 struct Joining<'a> {
     client: &'a Client,
     /// The whole's.
@@ -146,7 +147,7 @@ impl Joining<'_> {
     }
 }
 
-/// What is done in one order, under one lock.
+/// State that is changed in one order, under one lock.
 struct Order {
     /// Slices so far: the next one's slot goes on from there.
     slices: u64,
@@ -256,7 +257,7 @@ impl Rails {
         self.from_bytes
     }
 
-    /// What sends and receives need, where this rank has others at its host.
+    /// Means of sends and receives, if this rank has others at its host.
     pub(super) fn p2p(&self) -> Option<&Arc<RailsP2p>> {
         self.p2p.as_ref()
     }
@@ -273,7 +274,7 @@ impl Rails {
         bytes >= self.from_bytes && Plan::takes(call.kind)
     }
 
-    /// Enqueues a collective. What fails on its way goes to `give_up`: other ranks may wait for what this one has not enqueued.
+    /// Enqueues a collective. A failure on its way goes to `give_up`: other ranks may wait for what this one has not enqueued.
     ///
     /// # Safety
     /// As for [`super::CudaCommunicator::all_reduce`].
@@ -317,7 +318,7 @@ impl Rails {
         let _entered = self.context.enter().map_err(cuda_error)?;
         let mut rails = self.captures.iter().map(Captures::made).collect::<Result<Vec<_>, _>>()?;
         let mut slices = rails.first().map_or(0, |rail| rail.pieces);
-        // SAFETY: the caller's contract is passed on. What graphs use is kept as long as they live.
+        // SAFETY: the caller's contract is passed on. Memory of graphs is kept as long as they live.
         unsafe {
             rails.iter_mut().try_for_each(|rail| rail.begin(stream, capture))?;
             let (lanes, by) = (Lanes::captured(stream), By::Replaying(&rails));

@@ -3,7 +3,7 @@
 //! *Copies.* For rails whose memory on the GPU NICs do not reach (`twin.rs`), copy engines bring data to slots and back. The caller's
 //! stream reads and writes the twins of slots. So copies of one slice, the network of another and kernels of a third run at the same time.
 //!
-//! *Order.* A word tells of all moves up to its own. Where segments have streams of their own one lane tells of all, in order.
+//! *Order.* A word tells of all moves up to its own. If segments have streams of their own one lane tells of all, in order.
 //!
 //! ```text
 //! a segment's lane: combine -> twin | staged |          ...            | arrived | combine from twin
@@ -11,7 +11,7 @@
 //! outward:                          | told   | done >= n, slot -> twin | arrived
 //! ```
 //!
-//! What a slice leaves in a slot or its twin is out of use when the next one begins there.
+//! Remains of a slice in a slot or its twin are out of use when the next one begins there.
 
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_rails::{Move, Part};
@@ -27,12 +27,12 @@ pub(super) struct Moving<'a> {
     pub(super) moved: Move,
     /// Number of the slot.
     pub(super) slot: u64,
-    /// Where it begins in the slots, in bytes.
+    /// Its offset in the slots, in bytes.
     pub(super) slot_offset: u64,
-    /// Where slots have their twins, if copies bring data there.
+    /// Twins of slots, if copies bring data there.
     pub(super) twins: Option<DeviceAddress>,
     pub(super) element_bytes: u64,
-    /// Of the rail, and which of these the rank is.
+    /// Hosts of the rail, and which of these the rank is.
     pub(super) hosts: u32,
     pub(super) host: u32,
 }

@@ -21,7 +21,7 @@ use crate::cuda::cuda_error;
 use crate::cuda::device_initiated::P2p;
 use crate::cuda::host_staged::HostStagedP2p;
 
-/// What sends and receives of a rank with a team need: kept by the communicator, and by groups to their end.
+/// Means of sends and receives of a rank with a team: kept by the communicator, and by groups to their end.
 pub(crate) struct RailsP2p {
     layout: Layout,
     seat: Seat,
@@ -31,7 +31,7 @@ pub(crate) struct RailsP2p {
     beside: Mutex<Beside>,
 }
 
-/// Where a team's kernel runs that is not alone in its group.
+/// Stream of a team's kernel that is not alone in its group.
 struct Beside {
     stream: OwnedStream,
     /// The same in graphs: a stream stays in its capture until that ends.
@@ -46,7 +46,7 @@ pub(crate) struct RailsP2pPlan {
     others: Vec<P2pMessage>,
 }
 
-/// What of a group stays within the host.
+/// Part of a group that stays within the host.
 struct TeamPart {
     /// With the numbers that ranks have in the team.
     messages: Vec<P2pMessage>,
@@ -113,7 +113,7 @@ impl RailsP2p {
                 forked.record(*stream).and_then(|()| beside.wait(forked)).map_err(cuda_error)?;
             }
             let launched = self.team.launch(&part.messages, part.launch, &[beside]);
-            // What was forked joins in spite of an error, too: a capture cannot end before.
+            // Forked work joins in spite of an error, too: a capture cannot end before.
             let launched = launched.and_then(|()| self.others.launch(others, streams));
             joined.record(beside).map_err(cuda_error)?;
             streams.iter().try_for_each(|stream| stream.wait(joined)).map_err(cuda_error)?;

@@ -1,7 +1,7 @@
 //! Twins of rails' slots: GPU memory that NICs read and write in their place (GPUDirect).
 //!
-//! Where NICs reach memory of the GPU the service makes it (`host_staged/twin.rs`): then rails move what is there. Otherwise it is this library's own,
-//! and copy engines bring it to the slots and back (`moving.rs`).
+//! If NICs reach memory of the GPU the service makes it (`host_staged/twin.rs`): then rails move what is there. Otherwise it is this
+//! library's own, and copy engines bring it to the slots and back (`moving.rs`).
 
 use mccs_cuda::{Context, DeviceAddress, DeviceMemory, MappedMemory};
 
@@ -19,7 +19,7 @@ pub(super) enum Twin {
 }
 
 impl Twin {
-    /// Of the rail with this number, whose slots have so many bytes together.
+    /// Makes the twin of the rail with this number, whose slots have so many bytes together.
     pub(super) fn new(
         rail: &Communicator,
         context: &Context,

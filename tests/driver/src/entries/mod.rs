@@ -1,6 +1,6 @@
 //! Entry points of the emulated driver, which `mccs-cuda` looks up.
 //!
-//! What a caller passes a pointer for is there: that is the contract of every one of them, as of the driver's.
+//! A caller's pointer leads to something: that is the contract of every one of them, as of the driver's.
 
 #![allow(non_snake_case, reason = "names of the driver's")]
 
@@ -65,7 +65,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Where it is not left out.
+    /// Writes it unless it is left out.
     fn set_if_wanted(&self, value: T) {
         let _ = self.set(value);
     }

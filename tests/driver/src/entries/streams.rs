@@ -76,7 +76,7 @@ entries! {
     fn cuIpcOpenEventHandle(event: Out<usize>, handle: IpcHandle) { event.set(event::open(&handle.0)?) }
 }
 
-/// What streams do with words: `CUstreamBatchMemOpType`.
+/// Uses of words by streams: `CUstreamBatchMemOpType`.
 const WAIT: u64 = 4;
 const WRITE: u64 = 5;
 

@@ -12,7 +12,7 @@ pub(super) const SCALED: u32 = 8;
 pub(super) const SCALAR_AT: u32 = 16;
 pub(super) const ROOT_LAST: u32 = 64;
 
-/// Of the examples' kernel.
+/// Arguments of the examples' kernel.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Fill {
@@ -21,7 +21,7 @@ pub(super) struct Fill {
     pub(super) rank: u32,
 }
 
-/// Of the training benchmark's kernel.
+/// Arguments of the training benchmark's kernel.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Product {
@@ -34,7 +34,7 @@ pub(super) struct Product {
     pub(super) tiles_down: u32,
 }
 
-/// Of collectives between ranks.
+/// Arguments of collectives between ranks.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[allow(dead_code, reason = "some say how warps share the work")]
 #[repr(C)]
@@ -88,7 +88,7 @@ pub(super) struct DirectArgs {
     result: [u32; 2],
 }
 
-/// Of local reductions.
+/// Arguments of local reductions.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[allow(dead_code, reason = "some say how warps share the work")]
 #[repr(C)]
@@ -116,7 +116,7 @@ pub(super) struct Reduce {
     pub(super) op: u32,
 }
 
-/// Of combinations.
+/// Arguments of combinations.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Combine {
@@ -131,7 +131,7 @@ pub(super) struct Combine {
     pub(super) op: u32,
 }
 
-/// Of sends and receives, before the list.
+/// Arguments of sends and receives, before the list.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[allow(dead_code, reason = "some say how warps share the work")]
 #[repr(C)]
@@ -155,7 +155,7 @@ pub(super) struct P2pHead {
     pub(super) blocks: [u32; RANKS_MAX],
 }
 
-/// Of the list.
+/// Entries of the list.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[allow(dead_code, reason = "some say how warps share the work")]
 #[repr(C)]

@@ -1,7 +1,7 @@
 //! Kernels whose own source runs here, compiled for a processor with `tests/driver/kernel.h`: a shared library, in the
 //! place of an image. Each thread of a launch is a thread of this process.
 //!
-//! Addresses of GPUs are this process' own, so kernels use them as they are. What they touch is not looked up.
+//! Addresses of GPUs are this process' own, so kernels use them as they are. Memory that they touch is not looked up.
 
 use std::ffi::{CStr, CString, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,10 +1,11 @@
 //! Emulated collective kernels (`mccs_ll_*`, `mccs_ll128_*`, `mccs_simple_*`, `mccs_chain_*`) in
 //! symmetric buffers.
 //!
-//! Who sends which part to whom is the argument's, as of the kernels in `kernels/cuda/include`, and so are the rules: a rank writes to its
-//! peers' symmetric buffers and reads its own; halves of symmetric buffers alternate by the parity of the operation's number, which heads or data of all ranks make
-//! safe; the word at the symmetric buffer's begin counts what has ended. How bytes go is another: *steps* through a ring of slots, where the form has its
-//! own, with a flag that says how many have come, and an acknowledgement that says how many were taken. One thread does all roles in turn.
+//! Parts and their senders are the argument's, as of the kernels in `kernels/cuda/include`, and so are the rules: a rank writes to its
+//! peers' symmetric buffers and reads its own; halves of symmetric buffers alternate by the parity of the operation's number, which heads
+//! or data of all ranks make safe; the word at the symmetric buffer's begin counts what has ended. How bytes go is another: *steps* through
+//! a ring of slots, where the form has its own, with a flag that says how many have come, and an acknowledgement that says how many were
+//! taken. One thread does all roles in turn.
 //!
 //! ```text
 //! push    send buffer -> rings of phase 0 of those who own the parts
@@ -25,7 +26,7 @@ use crate::code::ILLEGAL_ADDRESS;
 use crate::device::Device;
 use crate::wait::Patience;
 
-/// Where things lie in symmetric buffers, as in `kernels/cuda/include/symmetric_buffer.cuh`.
+/// Offsets in symmetric buffers, as in `kernels/cuda/include/symmetric_buffer.cuh`.
 const PAYLOAD_OFFSET: u64 = 24;
 const HEADS_OFFSET: u64 = 256;
 const STAMPS_OFFSET: u64 = 1024;
@@ -35,7 +36,7 @@ const FLAGS_OFFSET: u64 = STAMPS_OFFSET + STAMPS * STAMP_BYTES;
 const PHASES: u64 = 2;
 const RANKS: u64 = RANKS_MAX as u64;
 
-/// What one operation adds to the word that counts.
+/// Value that one operation adds to the word that counts.
 const OPERATION: u64 = 1 << 32;
 
 pub(super) fn run(
@@ -52,7 +53,7 @@ pub(super) fn run(
         return Err(Stop::Failed(ILLEGAL_ADDRESS));
     }
     let counter = running.word(args.symmetric[rank as usize])?;
-    // What is captured does not know its number: as many as have ended, and one.
+    // A captured call does not know its number: as many as have ended, and one.
     let number = match args.sequence {
         0 => counter.load(Ordering::Acquire) / OPERATION + 1,
         number => u64::from(number),
@@ -83,14 +84,14 @@ struct Operation<'a> {
 
 /// Messages of one rank's to another's ring, as one of the two sees them.
 struct Channel {
-    /// Whose ring it is, and who writes it.
+    /// Owner of the ring, and its writer.
     to: u64,
     from: u64,
     phase: u64,
     /// First byte of the buffer at this end, and length of the message.
     buffer: u64,
     bytes: u64,
-    /// Of a batch: from one message to the next.
+    /// Distance of a batch's messages.
     apart: u64,
     /// Steps, and how many are done.
     steps: u64,
@@ -205,7 +206,7 @@ impl Operation<'_> {
         self.args.recv + if self.is_sharded() { self.shard_offset(rank) } else { rank * self.args.recv_stride }
     }
 
-    /// What this rank has for itself.
+    /// Moves this rank's part for itself.
     fn move_own(&self) -> Result<(), Stop> {
         let (from, to) = match self.is_sharded() {
             true => (self.args.send, self.args.recv),
@@ -226,12 +227,12 @@ impl Operation<'_> {
         self.args.batch.into()
     }
 
-    /// Of a batch's message.
+    /// Place of a batch's message.
     fn place(&self, message: u64) -> u64 {
         message + u64::from(message >= self.args.batch_skip.into())
     }
 
-    /// Of a step.
+    /// Bytes of a step's chunk.
     fn chunk_bytes(&self) -> u64 {
         let halves = if self.is_sharded() { 2 } else { 1 };
         match self.form {
@@ -379,7 +380,7 @@ impl Operation<'_> {
         Ok(true)
     }
 
-    /// Of sums.
+    /// Divisor of sums.
     fn divisor(&self) -> Option<u32> {
         (self.args.divisor != 0).then_some(self.args.divisor)
     }
@@ -394,7 +395,7 @@ impl Operation<'_> {
         let passes_on = self.form == Form::Chain && args.recv_mask != 0;
         let mut pushes: Vec<_> = ranks(args.send_mask).filter(|_| !passes_on).map(push).collect();
         let is_whole = self.is_sharded() || self.dtype.is_some();
-        // What comes is this rank's part, from whomever; or each rank's own.
+        // Incoming data is this rank's part, from whomever; or each rank's own.
         let take = |peer| {
             self.channel(peer, own, 0, self.recv_part(if is_whole { own } else { peer }), recv_batch_stride, part)
         };

@@ -1,6 +1,6 @@
 //! Emulated kernels of `kernels/cuda`, on their stream's thread, by names and arguments.
 //!
-//! A kernel touches nothing that its context does not reach: that is looked up, and is an illegal access otherwise. Where it waits for
+//! A kernel touches nothing that its context does not reach: that is looked up, and is an illegal access otherwise. If it waits for
 //! other ranks it looks at its abort word.
 
 mod arguments;
@@ -45,7 +45,7 @@ pub(crate) enum Kernel {
     Product,
 }
 
-/// Where a collective's messages go through.
+/// Form of a collective's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Ll,
@@ -177,7 +177,7 @@ fn operator(code: u32) -> Result<RedOp, Stop> {
     all.get(code as usize).copied().ok_or(Stop::Failed(ILLEGAL_ADDRESS))
 }
 
-/// What the examples' kernel does.
+/// The examples' kernel.
 fn fill(device: &'static Device, args: &arguments::Fill) -> Result<(), Stop> {
     let data = Running::new(device, 0)?.at(args.data, u64::from(args.count) * 4)? as *mut f32;
     for index in 0..args.count {

@@ -14,7 +14,7 @@ use crate::code::ILLEGAL_ADDRESS;
 use crate::device::Device;
 use crate::wait::Patience;
 
-/// Where things lie in symmetric buffers.
+/// Offsets in symmetric buffers.
 const ENDED_OFFSET: u64 = 8;
 const FAULT_OFFSET: u64 = 16;
 const SENT_OFFSET: u64 = 32;
@@ -115,7 +115,7 @@ impl<'a> Group<'a> {
         u64::from(self.head.lanes) * u64::from(self.head.slots)
     }
 
-    /// Where a step's header and bytes are, in the symmetric buffer of who takes them.
+    /// Place of a step's header and bytes, in the symmetric buffer of its receiver.
     fn slot(&self, to: u64, from: u64, step: u64) -> (u64, u64) {
         let head = self.head;
         let index = if from < to { from } else { from - 1 };

@@ -69,7 +69,7 @@ enum What {
         /// Ports of a spine.
         #[arg(long, default_value_t = 100)]
         ports: u16,
-        /// Of the hash by which other ports choose their spine.
+        /// Seed of the hash by which other ports choose their spine.
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },

@@ -112,7 +112,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut Cq, _solicited_only: c_in
     let (nic, queue) = unsafe { (nic((*cq).context), &*cq.cast::<CompletionQueue>()) };
     queue.arm();
     nic.bell.look(queue.place, 0);
-    // What was left to this program is the thread's now.
+    // Work that was left to this program is the thread's now.
     queue.queue_pairs().iter().for_each(|served| nic.leave(served));
     0
 }

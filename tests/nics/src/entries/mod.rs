@@ -54,7 +54,7 @@ unsafe impl Zero for PortAttr {}
 // SAFETY: integers.
 unsafe impl Zero for QpAttr {}
 
-/// What serves an open device.
+/// Server of an open device.
 ///
 /// # Safety
 /// A context that is open.
@@ -72,7 +72,7 @@ pub(crate) mod tested {
     use super::*;
     use crate::files::Listed;
 
-    /// What serves an open device.
+    /// Server of an open device.
     ///
     /// # Safety
     /// A context that is open.

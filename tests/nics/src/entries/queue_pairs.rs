@@ -90,7 +90,7 @@ pub(crate) extern "C" fn ibv_qp_to_qp_ex(_qp: *mut Qp) -> *mut c_void {
     null_mut()
 }
 
-/// What vendors' devices agree on beyond the standard: nothing here.
+/// Agreements of vendors' devices beyond the standard: nothing here.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_query_ece(_qp: *mut Qp, _ece: *mut [u32; 3]) -> c_int {
     libc::EOPNOTSUPP
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
         if attr.qp_state == abi::QPS_ERR {
             nic.fail(&mut queue_pair);
         }
-        // What has come before is looked at now.
+        // Earlier packets are looked at now.
         nic.step(served, &mut queue_pair);
     }
     drop(queue_pair);

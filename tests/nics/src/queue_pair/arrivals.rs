@@ -22,7 +22,7 @@ impl QueuePair {
             if index >= words.filled.load(Ordering::Acquire) {
                 return Ok(NEVER);
             }
-            // SAFETY: a filled slot is this side's until it is emptied. What is in it may be anything: it is copied, then checked.
+            // SAFETY: a filled slot is this side's until it is emptied. Its content may be anything: it is copied, then checked.
             let head = unsafe { self.own.head(index).read_volatile() };
             if head.deliver_at_ns > lent.now_ns {
                 return Ok(head.deliver_at_ns);

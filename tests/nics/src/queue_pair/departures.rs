@@ -189,7 +189,7 @@ impl QueuePair {
             return Ok(self.not_before_ns);
         }
         let mut at = self.sends.iter().position(|request| request.first_psn + request.packets > self.next_psn);
-        // What was to be sent again may have been acknowledged meanwhile.
+        // Packets that were to be sent again may have been acknowledged meanwhile.
         let first_psn = at.and_then(|at| self.sends.get(at)).map_or(0, |request| request.first_psn);
         self.next_psn = self.next_psn.max(first_psn);
         while let Some(request) = at.and_then(|at| self.sends.get(at)) {

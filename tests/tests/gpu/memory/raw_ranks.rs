@@ -223,7 +223,7 @@ fn parts_that_are_hardly_taken_are_charged_and_end_their_session() {
         if slow.socket.wait_readable(Duration::ZERO) {
             let _ = slow.socket.recv::<ResponseEnvelope>();
         }
-        // What makes it slow.
+        // A delay makes it slow.
         std::thread::sleep(Duration::from_millis(100));
     }
     // Each answer has one for each rank.
@@ -243,9 +243,9 @@ fn what_is_imported_counts_also_where_it_cannot_be_mapped() {
     let (short, _) = Allocation::new(&context, 2 << 20, Shared::ByDescriptor).expect("memory");
     let register = by_descriptors(vec![2 << 20, 4 << 20], || short.export().expect("a descriptor"));
     let failed = attempt_and(&service, register, || {
-        // What could not be mapped is gone, and gives its share of addresses back.
+        // Memory that could not be mapped is gone, and gives its share of addresses back.
         wait_until(|| tenant.used(Resource::MappedBytes) == 0);
-        // Of one rank's region or of both: the first that fails ends the communicator.
+        // Regions of one rank or of both: the first that fails ends the communicator.
         let used = tenant.used(Resource::Imports);
         assert!(used == 2 || used == 4, "{used} of segments that the driver has open");
     });

@@ -1,4 +1,4 @@
-//! What rails move and kernels do, as the service counts it and operators see it: that results are right does
+//! Moves of rails and work of kernels, as the service counts them and operators see them: right results do
 //! not tell.
 
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
@@ -92,7 +92,7 @@ fn a_rank_for_which_rails_wait_is_named_as_the_caller_knows_it() {
     players.iter_mut().for_each(Player::kill);
 }
 
-/// What is to go by rails does: that results are right does not tell.
+/// Long calls go by rails: right results do not tell.
 #[test]
 #[ignore = "needs a GPU"]
 fn the_whole_moves_nothing_that_rails_do() {
@@ -151,7 +151,7 @@ fn a_team_has_one_kernel_for_all_hosts() {
         };
         let team = comms.iter().find(is_team).expect("a team");
         wait_until(|| {
-            // What kernels count is read when somebody asks.
+            // Counts of kernels are read when somebody asks.
             team.ask();
             team.totals().operations >= KERNELS
         });

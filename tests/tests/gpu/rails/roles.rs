@@ -1,4 +1,4 @@
-//! What ranks do whose GPUs, of several hosts, combine among themselves: calls of all kinds and lengths.
+//! Roles of ranks whose GPUs, of several hosts, combine among themselves: calls of all kinds and lengths.
 
 use std::sync::OnceLock;
 
@@ -88,7 +88,7 @@ pub(super) fn combines_all_types(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Where the input lies in the output, or the other way round.
+/// The input lies in the output, or the other way round.
 pub(super) fn combines_in_place(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         let (size, rank) = (size_of::<f32>() as u64, comm.rank());

@@ -13,7 +13,7 @@ use super::{halves, play_halves, strict};
 use crate::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
 use crate::{TENANTS, told};
 
-/// What processes of these tests do, besides what those of others do.
+/// Roles of processes of these tests, besides those of others.
 pub const ROLES: &[(&str, Role)] = &[
     ("refuses_graphs", refuses_graphs),
     ("refuses_large_groups", refuses_large_groups),
@@ -22,11 +22,11 @@ pub const ROLES: &[(&str, Role)] = &[
     ("leaves_while_a_graph_waits", leaves_while_a_graph_waits),
 ];
 
-/// Where streams wait by words alone.
+/// If streams wait by words alone, graphs are refused.
 fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         together.wait();
-        // Of host memory, and of the engines.
+        // Counts of host memory, and of the engines.
         for count in [1000, 1 << 20] {
             let call: Call = call(0, place.nranks, count);
             let at = Buffers::of(&context, &call)?;
@@ -54,7 +54,7 @@ fn refuses_graphs(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Where only a few operations may be in flight.
+/// If only a few operations may be in flight, large groups are refused.
 fn refuses_large_groups(place: &Place) -> anyhow::Result<()> {
     const BYTES: u64 = 6 << 20;
     place.each_rank(|Rank { context, comm, stream, together }| {
@@ -129,7 +129,7 @@ fn graphs_are_replayed_through_services() {
         let service = TestService::start(&strict(ordering));
         Player::start("replays", &everybody(&service, 0)).ends_well();
     }
-    // Of so few operations at a time no replay may need more.
+    // No replay may need more than so few operations at a time.
     let few = format!("{}max_operations_in_flight = 5\n", strict("auto"));
     let service = TestService::start(&few);
     Player::start("replays_many", &everybody(&service, 1)).ends_well();

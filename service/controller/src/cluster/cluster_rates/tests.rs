@@ -9,7 +9,7 @@ fn rate(to: &str, path: &str, bps: u64) -> PathRate {
     PathRate { to: to.into(), path: (&path_called(path).expect("a path")).into(), bps }
 }
 
-/// What is seen of a network when hosts have told this.
+/// Rates of a network when hosts have told this.
 fn seen(text: &str, told: &[(&str, PathRate)]) -> RatesView {
     let topology = Topology::from_file(&TopologyFile::parse(text, "t").expect("right")).expect("a network");
     let hosts = (0..topology.host_count() as u32).map(HostId);

@@ -19,7 +19,7 @@ fn policy(spine: &str) -> Texts {
     Texts { topology: None, policy: text("policy.toml", &rules) }
 }
 
-/// What came of reading texts.
+/// Result of reading texts.
 #[derive(Default)]
 struct Read {
     is_put_in_force: bool,

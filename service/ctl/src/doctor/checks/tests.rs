@@ -37,7 +37,7 @@ fn config(text: &str) -> Configured {
     Configured::Right(Box::new(ServiceConfig::parse(text, "service.toml").expect("a configuration")))
 }
 
-/// What is found that is not well: check, verdict, and both texts.
+/// Findings that are not well: check, verdict, and both texts.
 fn found(configured: &Configured, service: &ServiceState, host: &HostFacts) -> Vec<(&'static str, Verdict, String)> {
     let bad = examine(configured, service, host).into_iter().filter(|finding| finding.verdict != Verdict::Ok);
     bad.map(|one| (one.check, one.verdict, format!("{}: {}", one.found, one.advice.expect("advice")))).collect()

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// What a look has found.
+/// Results of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Looked {
     /// Something has gone on.
@@ -13,7 +13,7 @@ pub(super) struct Looked {
 
 /// See the module's documentation.
 pub(super) struct ByTenant<T> {
-    /// Who has none left goes. The first of a queue is looked at next.
+    /// A tenant that has none left goes. The first of a queue is looked at next.
     queues: Vec<(u32, VecDeque<T>)>,
 }
 

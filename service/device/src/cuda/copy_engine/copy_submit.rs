@@ -41,7 +41,8 @@ const PORTION: usize = 128;
 const ORDERS_AT_A_TIME: usize = 16;
 const STREAMS_AT_A_TIME: usize = 16;
 const CALLERS_AT_A_TIME: usize = 16;
-/// Of so many operations of a communicator the first is timed: two events with times are 5 us, of 210 that an all-gather of 128 MiB takes on two H100s.
+/// The first of so many operations of a communicator is timed: two events with times are 5 us, of 210 that an all-gather of 128 MiB takes
+/// on two H100s.
 const TIMED_EVERY: u64 = 8;
 /// Words that streams of the service wait for; of ranks whose copies have ended, [`LargeWord::Arrived`] as well, where they push one after the other.
 const WAITED_FOR: [LargeWord; 5] =
@@ -87,7 +88,7 @@ struct Run {
     is_to_begin: bool,
 }
 
-/// What was issued up to an event, or, where none could be recorded, up to the end of what is in its stream.
+/// Portions issued up to an event, or, if none could be recorded, up to the end of the stream.
 struct Portion {
     event: Option<Event>,
     entries: usize,
@@ -96,7 +97,7 @@ struct Portion {
     flight: Arc<Flight>,
 }
 
-/// What the event behind a portion is, where it is taken how long operations take.
+/// Kind of the event behind a portion, if it is taken how long operations take.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Marks {
     /// All ranks have come.
@@ -188,7 +189,7 @@ impl Events {
 struct IssuingGpu {
     number: usize,
     context: Context,
-    /// Where the service carries everything out.
+    /// Kernels, if the service carries everything out.
     kernels: Option<Arc<Kernels>>,
     queues: Arc<HwQueues<CopyEngines, Arc<Flight>>>,
     gpu_health: Arc<GpuHealth>,
@@ -266,7 +267,8 @@ impl Issuer {
             if gpu.queues.is_crowded() {
                 moved |= !gpu.queues.look(Flight::issue).is_empty();
             }
-            // Who waits for slots goes on when its ranks' streams have come, which nothing but a look tells.
+            // A communicator that waits for slots goes on when its ranks' streams have come, which nothing
+            // but a look tells.
             let longest = if gpu.queues.is_crowded() { POLL_AFTER_CROWDED_MAX } else { POLL_AFTER_MAX };
             look_after = if moved { POLL_AFTER } else { (look_after * 2).min(longest) };
         }
@@ -302,7 +304,7 @@ impl Issuer {
             Order::Poll => {}
             Order::Release { engines, rank, part } => {
                 let stream = stream_of(&mut self.rank_streams, &engines, rank, part);
-                // What was not issued is not going to be; portions that were keep their memory.
+                // Portions that were not issued are not going to be; those that were keep their memory.
                 stream.waiting.clear();
                 stream.is_releasing = true;
             }

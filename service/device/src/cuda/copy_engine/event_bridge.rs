@@ -23,7 +23,7 @@ const LOOK_AFTER_MAX: Duration = Duration::from_millis(1);
 /// Events of a rank that are asked for in a look: each is a call of the driver.
 const EVENTS_AT_A_TIME: usize = 16;
 
-/// What promises to a rank are made with.
+/// Means of making promises to a rank.
 pub(crate) struct EventBridge {
     stream: OwnedStream,
     called: Vec<Event>,
@@ -36,7 +36,7 @@ impl EventBridge {
         Ok(EventBridge { stream: OwnedStream::new(context)?, called, done: Event::shared(context)? })
     }
 
-    /// Where they are made.
+    /// Stream on which they are made.
     pub(crate) fn stream(&self) -> &OwnedStream {
         &self.stream
     }

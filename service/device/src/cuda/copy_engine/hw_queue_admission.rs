@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::cuda::memory::slots::{BlockId, Turns};
 
-/// What part of a GPU's queues, in eighths, is used.
+/// Part of a GPU's queues, in eighths, that is used.
 const SHARE: u32 = 4;
 /// Those of streams that wait for tenants.
 const UNREADY_SHARE: u32 = 2;
@@ -44,7 +44,7 @@ pub(crate) fn queues_of_process() -> u32 {
 pub(crate) trait Holder {
     /// GPUs that it has streams on.
     fn gpus(&self) -> &[usize];
-    /// Whose it is, by name.
+    /// Its owner, by name.
     fn tenant(&self) -> &str;
     /// Streams on each.
     fn streams(&self) -> u32;
@@ -86,7 +86,7 @@ pub(crate) struct HwQueues<H, F> {
     state: Mutex<State<H, F>>,
 }
 
-/// What is held back for the time being.
+/// Portions that are held back for the time being.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hold {
     Nothing,
@@ -95,7 +95,7 @@ pub(crate) enum Hold {
     All,
 }
 
-/// What was let go and has not ended.
+/// Portions that were let go and have not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnderWay {
     Nothing,
@@ -167,7 +167,7 @@ impl<H: Holder, F> HwQueues<H, F> {
         }
     }
 
-    /// Holds operations back from now on, or no more. What is let go by that goes to `issue`, as in [`HwQueues::offer`]. Returns what is under way.
+    /// Holds operations back from now on, or no more. Lets portions go to `issue`, as in [`HwQueues::offer`]. Returns what is under way.
     pub(crate) fn hold(&self, hold: Hold, issue: impl FnMut(&F)) -> UnderWay {
         let mut state = self.state();
         state.hold = hold;
@@ -283,7 +283,8 @@ impl<H: Holder, F> HwQueues<H, F> {
         let own = active.iter().find(|active| active.is(holder));
         let has_place =
             own.is_some() || self.fits(active, holder, SHARE, |_, _| true) && self.has_tenants_room(active, holder);
-        // Who is active with what its ranks have come to must not wait for tenants with the next beyond the share of those who do.
+        // A communicator that is active with what its ranks have come to must not wait for tenants with the next beyond the share
+        // of those who do.
         let waits_already = || own.is_some_and(|own| !holder.have_come(own.last()));
         let may_wait = || self.fits(active, holder, UNREADY_SHARE, |other, last| !other.have_come(last));
         has_place && (holder.have_come(number) || waits_already() || may_wait())
@@ -339,7 +340,7 @@ pub(crate) mod tests {
         tenant: &'static str,
         gpus: Vec<usize>,
         come: AtomicU64,
-        /// Of all its operations.
+        /// Turns of all its operations.
         turns: Option<Turns>,
     }
 
@@ -464,7 +465,7 @@ pub(crate) mod tests {
         };
         assert_eq!(offer(1), [0, 1, 2, 3], "half of eight");
         assert_eq!(offer(2), [0, 1], "a quarter of eight");
-        // What waits with one operation may with the next.
+        // A portion that waits with one operation may go with the next.
         assert_eq!(queues.offer(&ahead[0], 3, 30, |_| ()), [30]);
         assert!(ahead.iter().all(|comm| queues.ended(Arc::as_ptr(comm), 1, |_| ()).is_empty()));
         // Those that wait may wait for this one.
@@ -507,7 +508,7 @@ pub(crate) mod tests {
         assert_eq!(let_go, [0, 1, 2], "three eighths of eight");
         let honest = comm_of("honest", &[0], 0);
         assert_eq!(queues.waits(&honest), None);
-        // What waits for its own tenant is before that tenant's only.
+        // A portion that waits for its own tenant is before that tenant's only.
         assert_eq!(queues.offer(&honest, 1, 10, |_| ()), [10]);
         let next = comm_of("honest", &[0], 0);
         assert!(queues.offer(&next, 1, 11, |_| ()).is_empty(), "half of eight");

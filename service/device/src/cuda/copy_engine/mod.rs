@@ -66,7 +66,7 @@ pub struct CopyEngines {
     device_events: Arc<DeviceEvents>,
 }
 
-/// What is dropped on the thread that frees, in this order; or used again (`resource_pool.rs`).
+/// Parts that are dropped on the thread that frees, in this order; or used again (`resource_pool.rs`).
 pub(crate) struct Parts {
     /// By rank, where their streams tell and wait by events.
     event_bridges: Vec<EventBridge>,
@@ -129,9 +129,9 @@ pub(crate) struct Flight {
     pub(crate) comm: Handle,
     /// Elements, and how they are combined.
     pub(crate) elements: (DataType, RedOp),
-    /// Whose slots it comes into, if it combines.
+    /// Slots that it comes into, if it combines.
     pub(crate) slots: Option<SlotKind>,
-    /// What ranks send and receive.
+    /// Buffers that ranks send and receive.
     pub(crate) buffers: Vec<[Option<GpuOperand>; 2]>,
     /// By rank, parts that are not wholly issued.
     unissued: Box<[AtomicUsize]>,
@@ -205,7 +205,7 @@ impl CopyEngines {
         self.buffers.slots(kind)
     }
 
-    /// Whose turn it is in which threads work for it.
+    /// The share by which threads work for it.
     pub(crate) fn share(&self) -> Share {
         self.buffers.share()
     }
@@ -215,7 +215,7 @@ impl CopyEngines {
         &self.buffers
     }
 
-    /// What promises to a rank are made with, where it waits for events.
+    /// The bridge by which promises to a rank are made, if it waits for events.
     pub(crate) fn event_bridge(&self, rank: u32) -> Option<&EventBridge> {
         self.parts().event_bridges.get(rank as usize)
     }
@@ -346,7 +346,7 @@ impl CopyEngines {
             buffers,
             took_ns: AtomicU64::new(0),
         };
-        // What comes behind an operation that waits for imports goes the same way.
+        // An operation behind one that waits for imports goes the same way.
         if self.importing.load(Ordering::Acquire) == 0 && flight.is_open() {
             Arc::new(flight).hand_out();
         } else {
@@ -405,7 +405,7 @@ impl Flight {
         let (engines, number) = (Arc::clone(&self.engines), self.call.number);
         drop(engines.queues.offer(&engines, number, self, Flight::issue));
         if engines.is_released() {
-            // What was imported meanwhile has come behind the last look.
+            // Operations imported meanwhile have come behind the last look.
             drop(engines.queues.forget(&engines));
         }
         if engines.queues.is_crowded() {

@@ -45,7 +45,7 @@ pub struct GpuPut {
     pub bytes: u64,
     /// Its communicator, which ends if the driver refuses.
     pub comm: Handle,
-    /// Whose turn it is.
+    /// The share by which it takes turns.
     pub share: Share,
 }
 
@@ -84,7 +84,7 @@ struct Putter {
     gpu: usize,
     context: Context,
     orders: TurnReceiver<PutOrder>,
-    /// Of short puts and of long ones; made with the first.
+    /// Lanes of short puts and of long ones; made with the first.
     lanes: Option<[Lane; 2]>,
     unused: Vec<Event>,
     gpu_health: Arc<GpuHealth>,

@@ -1,12 +1,12 @@
 //! Steps of a rank's copy engine in a large operation: copies, meetings, reductions, by collective.
 //! Pure, and the same on every rank.
 //!
-//! A rank's steps run in order, on a stream of the rank's GPU; streams of different ranks meet in words only. The rank's own
-//! stream does the rest (`shim/src/cuda/device_initiated/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits. Where
-//! the service carries everything out a second stream of its own moves what stays, and combines ([`keep_steps_of`]).
+//! A rank's steps run in order, on a stream of the rank's GPU; streams of different ranks meet in words only. The rank's own stream does
+//! the rest (`shim/src/cuda/device_initiated/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits. If the
+//! service carries everything out, a second stream of its own moves the part that stays, and combines ([`keep_steps_of`]).
 //!
 //! Each GPU begins with the rank after its own, so that at any time no two push to the same one: those that do are less than
-//! half as fast. What a root has for all goes from rank to rank.
+//! half as fast. A root's data for all goes from rank to rank.
 
 use mccs_collective::{Buffer, Problem, Schedule, Shape};
 use mccs_ipc::large::{LargeLayout, LargeWord, OwnPart, ShardPiece, Shards, SlotKind, own_part, stage};
@@ -29,7 +29,7 @@ pub(crate) enum Place {
     Slots(SlotKind, u64),
 }
 
-/// What a rank's copy engine does next.
+/// The next step of a rank's copy engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Waits until a rank's word is at least so much.
@@ -45,9 +45,9 @@ pub(crate) enum Step {
 /// One of a rank's streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// What goes to other ranks.
+    /// A part that goes to other ranks.
     Push,
-    /// What stays.
+    /// The remains.
     Keep,
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn shards_of(call: &LargeCall, problem: &Problem) -> Option<Shards> {
     kind.reduces().then(|| Shards::new(call.layout, kind, nranks, count * call.element_bytes))
 }
 
-/// What stays with a rank, where the service does that, too.
+/// Steps for the part that stays with a rank, if the service does that, too.
 pub(crate) fn keep_steps_of(call: &LargeCall, problem: &Problem, rank: u32) -> Vec<Step> {
     let &Problem { kind, nranks, root, count, .. } = problem;
     let mut steps = vec![Step::Wait { word: LargeWord::Ready, rank, value: call.number }];

@@ -13,7 +13,7 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 
-/// What a rank's own stream does: the model of `shim/src/cuda/device_initiated/large.rs`.
+/// Steps of a rank's own stream: the model of `shim/src/cuda/device_initiated/large.rs`.
 enum Own {
     Ready,
     /// From the send to the receive buffer.
@@ -28,7 +28,7 @@ enum Own {
     Check,
 }
 
-/// What a stream does next.
+/// The next step of a stream.
 enum Entry {
     Service(Part, Step),
     Rank(Own),
@@ -133,7 +133,7 @@ impl Model {
                 assert!(self.memory[rank as usize].recv == expected, "{:?} at rank {rank}", call.kind);
                 let is_unchanged = self.is_in_place || self.memory[rank as usize].send == inputs[rank as usize];
                 assert!(is_unchanged, "the input has changed");
-                // What the caller does next with its buffers.
+                // The caller's next use of its buffers.
                 self.memory[rank as usize].recv.fill(POISON);
             }
         }

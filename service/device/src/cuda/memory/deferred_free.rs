@@ -13,8 +13,8 @@
 //!
 //! Tenants take turns, and what is left when operations have been held for a while is freed the next time.
 //!
-//! What never comes is waited for until it has failed; others go on meanwhile, once they have come. Charges lie with what they are for, so that a
-//! tenant has its quota back when that is freed.
+//! An end that never comes is waited for until it has failed; others go on meanwhile, once they have come. Charges lie with what they are
+//! for, so that a tenant has its quota back when that is freed.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -155,7 +155,7 @@ mod tests {
         late.come_to(1);
         queues.ended(Arc::as_ptr(&late), 1, |_| ());
         assert_eq!(freed.recv(), Ok(()));
-        // What was held goes on.
+        // A held operation goes on.
         assert_eq!(issues.recv(), Ok(number));
         queues.ended(Arc::as_ptr(&other), number, |_| ());
         frees.free(Share::SERVICE, Told(told));

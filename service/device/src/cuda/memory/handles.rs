@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mccs_cuda::IpcHandle;
 
-/// Who registers.
+/// The process that registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registrant {
     /// Its tenant's name.
@@ -17,7 +17,7 @@ pub struct Registrant {
     pub pid: i32,
 }
 
-/// What is registered: by whom, and how often.
+/// Registrations: by whom, and how often.
 #[derive(Clone, Default)]
 pub(crate) struct Handles(Arc<Mutex<HashMap<IpcHandle, (Registrant, usize)>>>);
 

@@ -6,7 +6,7 @@
 //! staged through the host. It is closed by the thread that frees when the region has gone and nothing copies any more; opened again meanwhile, it is
 //! the same: the driver counts, and other memory has another handle.
 //!
-//! What a tenant says is not trusted. How much there is the driver says before the first copy; a handle that another process has
+//! A tenant's words are not trusted. How much there is the driver says before the first copy; a handle that another process has
 //! registered is refused (`handles.rs`).
 
 use std::collections::HashMap;
@@ -50,7 +50,7 @@ enum Source {
 /// Memory that is open in a GPU's context, and what that takes of its owner's quota.
 struct Open {
     memory: OpenMemory,
-    /// Whose it is until it is closed: until then it could be found by its handle.
+    /// Registration until it is closed: until then it could be found by its handle.
     _registration: Option<Arc<Registration>>,
     _charges: Vec<Charge>,
 }
@@ -200,7 +200,7 @@ impl ImportError {
     }
 }
 
-/// What the set-up thread has opened. A context opens a handle once, whoever registered it how often.
+/// Memory that the set-up thread has opened. A context opens a handle once, whoever registered it how often.
 pub(crate) struct Imports {
     open: HashMap<(usize, IpcHandle), Weak<ImportedMemory>>,
     frees: DeferredFrees,

@@ -5,10 +5,11 @@
 //! and ends communicators meanwhile would fill the GPUs, or its quota, with what waits. So it waits here, and at most [`UNCHARGED_MAX`] of a tenant's
 //! cost nobody anything; all goes when the thread that frees comes to it, which it does at once where nobody holds it up.
 //!
-//! Never another tenant's: processes keep symmetric buffers and pages open for as long as they like. And only what all ranks have left in order: then their
-//! kernels have ended, and a well-meaning process touches it no more. But for graphs: each counts on the page until the driver says that it has gone, which may be
-//! long after. What has some is taken by nobody until then. (With a page alone made anew the old one would be left, and its registration: each time, and nobody
-//! pays for those.) A tenant that writes another count there keeps its own from itself, or spoils it.
+//! Never another tenant's: processes keep symmetric buffers and pages open for as long as they like. And only what all ranks have left in
+//! order: then their kernels have ended, and a well-meaning process touches it no more. But for graphs: each counts on the page until the
+//! driver says that it has gone, which may be long after. A kit with such uses is taken by nobody until then. (With a page alone made anew
+//! the old one would be left, and its registration: each time, and nobody pays for those.) A tenant that writes another count there keeps
+//! its own from itself, or spoils it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +22,7 @@ use crate::cuda::memory::deferred_free::DeferredFrees;
 /// nobody pays for is bounded by that; beyond, what waits keeps its charges.
 const UNCHARGED_MAX: usize = 4;
 
-/// What makes two communicators the same, as far as memory goes.
+/// Shape by which two communicators are the same, as far as memory goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) tenant: String,
@@ -88,7 +89,7 @@ impl<K: Send + 'static> ResourcePool<K> {
         }
     }
 
-    /// What one of this shape was made of that nobody uses, the last first. Its charges end: its next owner has its own.
+    /// A kit of this shape that nobody uses, the last first. Its charges end: its next owner has its own.
     pub(crate) fn take(&self, shape: &Shape, is_unused: impl Fn(&K) -> bool) -> Option<K> {
         let mut state = self.state();
         let at = state.waiting.iter().rposition(|spare| spare.shape == *shape && is_unused(&spare.kit))?;
@@ -170,7 +171,7 @@ mod tests {
             spares.keep(shape("b", &[0, 1], 7), taken, charges);
             assert_eq!(own.used(Resource::Communicators), 0);
         }
-        // What is another's, or elsewhere, or not as large, is not for it.
+        // A kit of another tenant, or place, or size, is not for it.
         let others = [("a", &[0, 1][..], 7), ("b", &[1, 0], 7), ("b", &[0], 7), ("b", &[0, 1], 8)];
         assert!(
             others.iter().all(|(tenant, gpus, bytes)| spares.take(&shape(tenant, gpus, *bytes), |_| true).is_none())
@@ -223,7 +224,7 @@ mod tests {
         let take = |used: &[u32]| spares.take(&same, |kit| !used.contains(&kit.0)).map(|kit| kit.0);
         assert_eq!([take(&[0, 2]), take(&[0, 2]), take(&[0]), take(&[])], [Some(1), None, Some(2), Some(0)]);
         assert_eq!(frees.try_iter().collect::<Vec<_>>(), [1, 2, 0], "by this test alone");
-        // What is used to the end is freed like all else.
+        // A kit that is used to the end is freed like all else.
         spares.keep(same.clone(), Kit(3, freed), Vec::new());
         assert_eq!(take(&[3]), None);
         late.come_to(1);

@@ -1,9 +1,9 @@
 //! Segments of a tenant's GPU memory (`cuMemCreate`), a descriptor each, kept until the memory is
 //! imported.
 //!
-//! Whoever has the descriptor may have the memory, if it is that of a GPU of the service's: nothing else is asked for. What it is a descriptor of the
-//! driver says when it has imported it, on the set-up thread; that it is one of a device's is looked at before, since a file of a tenant's own could keep
-//! whoever touches it.
+//! Whoever has the descriptor may have the memory, if it is that of a GPU of the service's: nothing else is asked for. The driver says what
+//! a descriptor is when it has imported it, on the set-up thread; that it is one of a device's is looked at before, since a file of a
+//! tenant's own could keep whoever touches it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -19,7 +19,7 @@ use crate::cuda::memory::imports::ImportError;
 /// The driver's pages are whole multiples of the processor's.
 const PAGE_BYTES: u64 = 4096;
 
-/// A segment. What is not imported is closed by its tenant's closer.
+/// A segment. A segment that is not imported is closed by its tenant's closer.
 pub struct Segment {
     /// `None` only while dropping.
     fd: Option<OwnedFd>,
@@ -95,7 +95,7 @@ pub(crate) struct Segments {
     imported: OnceLock<Imported>,
 }
 
-/// What the driver has of segments, with the bytes of each: open once, on however many GPUs it is mapped.
+/// The driver's allocations of segments, with the bytes of each: open once, on however many GPUs it is mapped.
 pub(crate) struct Imported {
     pub(crate) allocations: Vec<(Allocation, usize)>,
     /// Given back behind the memory.
@@ -132,7 +132,7 @@ impl Segments {
             let Some(fd) = &segment.fd else { return Ok(()) };
             let allocation = Allocation::import(fd.as_fd())?;
             let of = allocation.gpu();
-            // What is refused goes the way of the others.
+            // A refused segment goes the way of the others.
             imported.allocations.push((allocation, segment.bytes as usize));
             let is_known = of?.is_some_and(|of| gpus.gpus.iter().any(|(gpu, _)| gpu.ordinal() == of));
             if is_known { Ok(()) } else { Err(ImportError::OfNoGpu) }
@@ -144,7 +144,7 @@ impl Segments {
         Ok(self.imported.get_or_init(|| imported))
     }
 
-    /// What was imported, if it was.
+    /// The imported memory, if it was imported.
     pub(crate) fn take(&mut self) -> Option<Imported> {
         self.imported.take()
     }

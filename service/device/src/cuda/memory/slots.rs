@@ -47,7 +47,7 @@ pub(crate) struct SlotSet {
 }
 
 impl SlotSet {
-    /// Where a rank's begins, for this process.
+    /// Begin of a rank's slot, for this process.
     pub(crate) fn address(&self, rank: usize) -> Option<DeviceAddress> {
         let (block, _) = self.blocks.get(rank)?.held.as_ref()?;
         Some(block.address())
@@ -135,7 +135,7 @@ impl SlotPool {
         SlotPool { shared: Vec::new(), made: 0, frees }
     }
 
-    /// Slots for a communicator. What is there when something fails goes to the thread that frees.
+    /// Slots for a communicator. Slots that are there when something fails go to the thread that frees.
     pub(crate) fn take(
         &mut self,
         kind: SlotKind,

@@ -20,8 +20,8 @@ pub(crate) enum Block {
 }
 
 impl Block {
-    /// One that ranks open by a descriptor, in a GPU's context; all of `contexts` reach it. What is in it is not defined. What is there when something
-    /// fails goes to the thread that frees.
+    /// One that ranks open by a descriptor, in a GPU's context; all of `contexts` reach it. Its content is not defined. Slots that are
+    /// there when something fails go to the thread that frees.
     pub(crate) fn by_descriptor(
         context: &Context,
         bytes: u64,
@@ -91,7 +91,7 @@ pub(crate) struct GpuBuffer {
     memory: MappedMemory,
     /// Kept to be exported.
     parts: [Option<Allocation>; SymmetricBufferPart::ALL.len()],
-    /// What could not be mapped: dropped where the rest is.
+    /// Allocations that could not be mapped: dropped with the rest.
     unmapped: Vec<Allocation>,
 }
 

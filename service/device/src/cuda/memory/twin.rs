@@ -169,9 +169,9 @@ pub struct TwinOrder {
     pub gpu: usize,
     /// Its size.
     pub bytes: u64,
-    /// Whose quota it is of.
+    /// Tenant whose quota it counts for.
     pub tenant: Arc<Tenant>,
-    /// Where to answer.
+    /// Callback for the answer.
     pub reply: Box<dyn FnOnce(Result<MadeTwin, SetupError>) + Send>,
 }
 
@@ -181,7 +181,7 @@ pub struct MadeTwin {
     pub memory: GpuTwin,
     /// By which the tenant opens it.
     pub descriptor: OwnedFd,
-    /// Of the descriptor, until it is sent.
+    /// Charge of the descriptor, until it is sent.
     pub charge: Charge,
     /// Bytes of that: whole pages.
     pub room: u64,
@@ -196,7 +196,7 @@ pub struct TwinMaker {
     nics: Result<Arc<dyn Nics>, Arc<str>>,
 }
 
-/// What the set-up thread needs for one.
+/// Needs of the set-up thread for a twin.
 pub(crate) struct TwinWork {
     order: TwinOrder,
     frees: DeferredFrees,
@@ -283,7 +283,7 @@ fn make(
     let (number, needs_flush) = (NUMBERS.fetch_add(1, Ordering::Relaxed), !own.sees_nic_writes);
     let twin = GpuTwin { number, held: Some((tried, stream, charges)), bytes, needs_flush, frees: frees.clone() };
     let Some((Tried { block, .. }, stream, _)) = &twin.held else { unreachable!("invariant: made above") };
-    // What others have left there is nobody's to read.
+    // Bytes that others have left there are nobody's to read.
     block.zero(stream).map_err(failed)?;
     let _entered = context.enter().map_err(failed)?;
     let (descriptor, room) = block.descriptor().map_err(failed)?;

@@ -21,9 +21,9 @@ use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
 use crate::cuda::memory::slots::SlotSet;
 use crate::cuda::memory::symmetric_buffer::RankBuffer;
 
-/// What a communicator is made of, by the driver. Dropped in this order.
+/// Parts of a communicator, by the driver. Dropped in this order.
 pub(super) struct Kit {
-    /// Where it has copy engines: their parts, and the descriptor of the page that is registered among them.
+    /// Its copy engines' parts, and the descriptor of the page that is registered among them.
     pub(super) engines: Option<(OwnedFd, Parts)>,
     /// The ranks' symmetric buffers, and their GPUs as the device counts them.
     pub(super) buffers: Vec<(usize, RankBuffer)>,
@@ -40,11 +40,11 @@ impl Kit {
 /// The ranks' symmetric buffers. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
 pub(super) struct Memory {
     pub(super) held: Mutex<Held>,
-    /// Of each symmetric buffer, made so far.
+    /// Bytes of each symmetric buffer, made so far.
     pub(super) buffer_bytes: AtomicU64,
     pub(super) layout: SymmetricBufferLayout,
     pub(super) shape: Shape,
-    /// Of the page, where there are copy engines.
+    /// Descriptor of the page, if there are copy engines.
     pub(super) page: Option<OwnedFd>,
     pub(super) parts: Mutex<Option<Parts>>,
     /// Slots of its copy engines, made at first use: its own, and those that it shares.
@@ -55,11 +55,11 @@ pub(super) struct Memory {
     pub(super) is_left: AtomicBool,
     pub(super) spares: Arc<ResourcePool<Kit>>,
     pub(super) frees: DeferredFrees,
-    /// Whose turn it is in which it is read, opened and freed.
+    /// The share by which it is read, opened and freed.
     pub(super) share: Share,
 }
 
-/// What a communicator holds that grows with its use.
+/// Parts of a communicator that grow with its use.
 #[derive(Default)]
 pub(super) struct Held {
     /// By rank: its GPU, as the device counts them, and its symmetric buffer.
@@ -72,7 +72,7 @@ impl Memory {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose it is.
+    /// Its owner.
     pub(super) fn tenant(&self) -> Option<Arc<Tenant>> {
         self.held().charges.first().map(|charge| Arc::clone(charge.tenant()))
     }
@@ -146,7 +146,7 @@ impl BuffersInUse {
         &self.page
     }
 
-    /// Whom the set-up thread takes orders from.
+    /// Queue of orders to the set-up thread.
     pub(crate) fn orders(&self) -> &Arc<Orders> {
         &self.orders
     }
@@ -166,12 +166,12 @@ impl BuffersInUse {
         self.page.tag_of(rank, number)
     }
 
-    /// Whose turn it is in which threads work for them.
+    /// The share by which threads work for them.
     pub(crate) fn share(&self) -> Share {
         self.memory.share
     }
 
-    /// Whose they are, by name.
+    /// Their owner, by name.
     pub(crate) fn tenant(&self) -> &str {
         &self.memory.shape.tenant
     }
@@ -184,7 +184,7 @@ impl BuffersInUse {
         }
     }
 
-    /// What copy engines on the same memory have left.
+    /// Parts that copy engines on the same memory have left.
     pub(crate) fn take_parts(&self) -> Option<Parts> {
         self.memory.parts().take()
     }

@@ -20,7 +20,8 @@ fn measured(kind: CollectiveKind, nranks: u32, is_for_training: bool) -> u64 {
     use CollectiveKind as Kind;
     const MIB: u64 = 1 << 20;
     match kind {
-        // Of more than two ranks it takes engines 2.3 times as long as kernels, of 32 MiB 1.8 times: more than multiprocessors are worth.
+        // With more than two ranks it takes engines 2.3 times as long as kernels for 16 MiB, 1.8 times for 32 MiB: more than
+        // multiprocessors are worth.
         Kind::ReduceScatter if is_for_training && nranks > 2 => 2 * LONG_BYTES,
         Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter if is_for_training => LONG_BYTES,
         Kind::AllReduce if nranks > 2 => 256 * MIB,
@@ -33,7 +34,7 @@ fn measured(kind: CollectiveKind, nranks: u32, is_for_training: bool) -> u64 {
     }
 }
 
-/// What ranks do by themselves, and from which size on copy engines do it, if they can.
+/// The strategy of ranks by themselves, and the size from which copy engines take over, if they can.
 pub(crate) fn strategy(abilities: &Abilities, chosen: &GpuStrategy, is_for_training: bool) -> DeviceInitiatedStrategy {
     let Abilities { nranks, multiprocessors, .. } = *abilities;
     let measured_best = if chosen.ll128 {
@@ -142,7 +143,7 @@ mod tests {
         );
     }
 
-    /// Where kernels meet in memory of the host there is nothing else (decision 097).
+    /// If kernels meet in memory of the host there is nothing else (decision 097).
     #[test]
     fn what_may_meet_in_pinned_memory_goes_by_the_head_of_symmetric_buffers_alone() {
         let chosen = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };

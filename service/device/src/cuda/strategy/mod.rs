@@ -1,8 +1,8 @@
 //! Strategies of device-initiated communicators: the one in force, and how the operator changes it
 //! while they run.
 //!
-//! What there is to choose from is laid out when the communicator begins, and stays: every symmetric buffer has room for ll128, which some GPUs
-//! cannot store whole; copy engines have their slots, or there are none.
+//! Choices are laid out when the communicator begins, and stay: every symmetric buffer has room for ll128, which some GPUs cannot store
+//! whole; copy engines have their slots, or there are none.
 
 mod crossover;
 pub(crate) mod training_detection;
@@ -24,14 +24,14 @@ use crate::cuda::strategy::training_detection::{Choice, Pattern};
 const LONG_KINDS: [CollectiveKind; 3] =
     [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
 
-/// What a communicator can do.
+/// A communicator's abilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
     /// Its ranks.
     pub nranks: u32,
     /// Multiprocessors of the GPU that has fewest; 0 where that is not known.
     pub multiprocessors: u32,
-    /// Who carries its collectives out.
+    /// Executor of its collectives.
     pub execution: Execution,
     /// Whether it has copy engines.
     pub copy_engines: bool,
@@ -86,7 +86,7 @@ pub struct Strategies {
 struct State {
     publisher: Publisher,
     last: GpuStrategy,
-    /// What carries long collectives out where the last strategy leaves it open.
+    /// Executor of long collectives if the last strategy leaves it open.
     choice: Choice,
 }
 
@@ -102,7 +102,7 @@ impl Strategies {
         Strategies { page, abilities, state: Mutex::new(State { publisher, last: first, choice: Choice::default() }) }
     }
 
-    /// What service and ranks tell each other.
+    /// The page that service and ranks share.
     #[must_use]
     pub fn page(&self) -> &ControlPage {
         &self.page
@@ -191,7 +191,7 @@ impl Strategies {
         has_any.then(|| self.state().last)
     }
 
-    /// What its ranks' kernels take.
+    /// Blocks of its ranks' kernels.
     #[must_use]
     pub fn blocks(&self) -> KernelBlocks {
         let nranks = self.abilities.nranks;
@@ -265,7 +265,7 @@ mod tests {
         StrategyChange::parse(toml, "change.toml").expect("well-formed")
     }
 
-    /// What an all-reduce goes by, as ranks read it.
+    /// Executor of an all-reduce, as ranks read it.
     fn way(strategies: &Strategies, operation: u64, bytes: u64) -> Option<Algorithm> {
         let terms = strategies.page().published_strategy(operation).expect("a strategy");
         let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DeviceInitiatedStrategy>()];
@@ -324,7 +324,7 @@ mod tests {
         assert!(way(&strategies, 7, 15 * MIB).is_some());
         assert!(strategies.is_for_training() && !strategies.learns());
         assert_eq!(strategies.adapt(Some(Pattern::Overlapped), now), None, "it is so already");
-        // What else the operator changes leaves it so; what is pinned holds.
+        // Another change of the operator leaves it so; a pin holds.
         strategies.change(&change("max_ctas = 24")).expect("changed");
         assert!(way(&strategies, 7, 25 * MIB).is_none());
         strategies.change(&change("large_from = '0'")).expect("changed");

@@ -23,7 +23,7 @@ enum Part {
 use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
 use Part::{Collective, Compute};
 
-/// What a rank's GPU and host leave behind.
+/// State that a rank's GPU and host leave behind.
 #[derive(Default)]
 struct Rank {
     counts: SymmetricBufferCounts,

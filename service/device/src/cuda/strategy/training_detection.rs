@@ -60,7 +60,7 @@ impl Coming {
 struct Least(Option<(i64, u64)>);
 
 impl Least {
-    /// What it may be by another call, since clocks drift.
+    /// Its time by another call, since clocks drift.
     fn at(&self, called_ns: u64) -> i64 {
         let drifted = |at_ns: u64| i64::try_from(called_ns.abs_diff(at_ns) / DRIFT_PART).unwrap_or(i64::MAX);
         self.0.map_or(i64::MAX, |(least_ns, at_ns)| least_ns.saturating_add(drifted(at_ns)))
@@ -90,17 +90,17 @@ pub struct PauseMeter {
     least: [Least; DEVICE_INITIATED_RANKS_MAX as usize],
 }
 
-/// Of a long collective on a rank.
+/// A long collective on a rank.
 struct Ran {
     pause_ns: u64,
     took_ns: u64,
-    /// Where both are known.
+    /// Both times, if they are known.
     coming: Option<Coming>,
 }
 
 impl PauseMeter {
-    /// What ranks, by number, have counted, and when they called which collective. A rank that came early to a collective has waited in it: the longest pause
-    /// of all ranks is the job's, and the rank that came last says what it waited for.
+    /// Reads counts of ranks, by number, and when they called which collective. A rank that came early to a collective has waited in it:
+    /// the longest pause of all ranks is the job's, and the rank that came last says what it waited for.
     pub fn read(&mut self, ranks: &[SymmetricBufferCounts], called_ns: impl Fn(u32, u64) -> Option<u64>) {
         let ended = ranks.iter().map(SymmetricBufferCounts::operations).min().unwrap_or(0);
         let new = *SymmetricBufferCounts::last(ended).start().max(&(self.seen + 1))..=ended;
@@ -149,7 +149,7 @@ fn long(ranks: &[SymmetricBufferCounts], number: u64, called_ns: impl Fn(u32, u6
     (0..DEVICE_INITIATED_RANKS_MAX).zip(ranks).map(of_rank).collect()
 }
 
-/// What carries long collectives out, where the operator leaves it open.
+/// Executor of long collectives, if the operator leaves it open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// Ranks' kernels, which are faster alone, and take their callers less.
@@ -162,7 +162,7 @@ pub(crate) enum Choice {
 }
 
 impl Choice {
-    /// What follows on a verdict, if there is one.
+    /// The choice behind a verdict, if there is one.
     pub(crate) fn next(self, verdict: Option<Pattern>, now: Instant) -> Choice {
         match (self, verdict) {
             (Choice::Kernels | Choice::Probing, Some(Pattern::Overlapped)) => Choice::CopyEngines(now),

@@ -1,7 +1,7 @@
 //! GPU clock against the service's clock, found from what kernels have said at two readings. Pure.
 //!
-//! What had ended when a reading was over has ended before that; what had not ended when it began has ended after. So each reading bounds by how much the
-//! clocks differ from both sides, and all together as closely as an operation ever ended to a reading.
+//! An operation that had ended when a reading was over has ended before that; one that had not ended when it began has ended after. So each
+//! reading bounds by how much the clocks differ from both sides, and all together as closely as an operation ever ended to a reading.
 
 /// By how much a GPU's clock is behind the service's, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl GpuClock {
         Some(width.div_ceil(2))
     }
 
-    /// What the service's clock showed.
+    /// The time of the service's clock.
     pub(crate) fn own_ns(&self, gpu_ns: u64) -> u64 {
         let behind = self.least_ns + (self.most_ns - self.least_ns) / 2;
         (i128::from(gpu_ns) + behind).clamp(0, i128::from(u64::MAX)) as u64

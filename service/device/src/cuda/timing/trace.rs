@@ -24,7 +24,7 @@ struct Traced {
     account: Account,
 }
 
-/// What is known of a communicator's ranks.
+/// State of a communicator's ranks.
 struct Account {
     /// Operations at the last reading, and those that were told, by rank.
     ranks: Vec<(u64, u64)>,
@@ -32,7 +32,7 @@ struct Account {
     read_ns: u64,
 }
 
-/// What is read while somebody records.
+/// GPUs that are read while somebody records.
 #[derive(Default)]
 pub(crate) struct TracedGpus {
     comms: Vec<Traced>,
@@ -57,7 +57,7 @@ impl TracedGpus {
         self.comms.iter().filter_map(|traced| Some((traced.buffers.clone(), traced.ended.upgrade()?))).collect()
     }
 
-    /// What ranks have counted, each on a GPU, between two moments of the recorder's clock. Calls `tell` with what has ended since.
+    /// Reads counts of ranks, each on a GPU, between two moments of the recorder's clock. Calls `tell` with what has ended since.
     pub(crate) fn read(
         &mut self,
         buffers: &BuffersInUse,
@@ -68,7 +68,7 @@ impl TracedGpus {
     ) {
         let at = self.comms.iter().position(|traced| Weak::as_ptr(&traced.ended) == Arc::as_ptr(ended));
         let Some(at) = at else {
-            // What has ended before is not of the window.
+            // Operations that have ended before are not of the window.
             let account = Account::begin(ranks, read_ns.start);
             self.comms.push(Traced { ended: Arc::downgrade(ended), buffers: buffers.clone(), account });
             return;

@@ -21,7 +21,7 @@ const UNITS: [(&str, &str); 5] = [
     ("_bytes", "By"),
 ];
 
-/// Who tells, beside its name, version and host.
+/// Identity of the teller, beside its name, version and host.
 pub(super) struct Resource {
     pub(super) attributes: BTreeMap<String, String>,
 }

@@ -16,7 +16,7 @@ use super::*;
 /// By series.
 type Values = BTreeMap<String, f64>;
 
-/// What each metric means and what type it has.
+/// Meaning and type of each metric.
 type Types<Kind> = BTreeMap<String, (String, Kind)>;
 
 fn labels(attributes: &[KeyValue]) -> Vec<(String, String)> {
@@ -34,7 +34,7 @@ fn series(name: &str, labels: &[(String, String)]) -> String {
     if labels.is_empty() { name.to_owned() } else { format!("{name}{{{}}}", labels.join(",")) }
 }
 
-/// What a push says, by series, and the type of each metric.
+/// Values of a push, by series, and the type of each metric.
 fn told(request: &ExportMetricsServiceRequest) -> (Values, Types<&'static str>) {
     let (mut values, mut types) = (BTreeMap::new(), BTreeMap::new());
     let mut add = |series: String, value| assert!(values.insert(series.clone(), value).is_none(), "{series} twice");

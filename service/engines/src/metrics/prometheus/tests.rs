@@ -315,7 +315,7 @@ fn targets_of(value: &serde_json::Value, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// What panels and variables ask for.
+/// Expressions of panels and variables.
 fn expressions_of(value: &serde_json::Value, found: &mut Vec<String>) {
     match value {
         serde_json::Value::Object(fields) => fields.iter().for_each(|(name, field)| match field.as_str() {

@@ -1,5 +1,5 @@
-//! What ranks ask of their port channels: requests and batches of triggers, with the memory that
-//! they name.
+//! Requests of ranks to their port channels, and batches of triggers, with the memory that they
+//! name.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ pub struct ChannelOrder {
     pub comm: Handle,
     /// The rank.
     pub rank: u32,
-    /// What is asked.
+    /// The request.
     pub kind: ChannelOrderKind,
     /// The request to answer, and where.
     pub reply: Option<(u64, Sender<ProxyReply>)>,
 }
 
-/// What a rank asks: as [`PortChannelRequest`](mccs_ipc::port_channels::PortChannelRequest), validated as far as its session can.
+/// A rank's request: as [`PortChannelRequest`](mccs_ipc::port_channels::PortChannelRequest), validated as far as its session can.
 pub enum ChannelOrderKind {
     /// Its segment is made.
     Open(Arc<OpenedSegment>),
@@ -45,7 +45,7 @@ pub enum ChannelOrderKind {
     CloseChannel { channel: u32 },
 }
 
-/// Who writes a FIFO of a rank.
+/// Writers of a rank's FIFO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
     /// Threads of its process.
@@ -56,13 +56,13 @@ pub enum Writer {
 
 /// Triggers of a rank, one behind the other.
 pub struct TriggerBatch {
-    /// Whose they are, among whose operations in flight they count.
+    /// Session whose operations in flight they count among.
     pub session: Arc<Session>,
     /// Communicator as the proxy names it.
     pub comm: Handle,
     /// The rank.
     pub rank: u32,
-    /// Who has written them.
+    /// Their writer.
     pub writer: Writer,
     /// Position of the first in that FIFO of the rank's.
     pub first: u64,
@@ -74,7 +74,7 @@ pub struct TriggerBatch {
 pub struct OpenedSegment {
     pub(crate) session: Arc<Session>,
     pub(crate) segment: PortChannelSegment,
-    /// Where its memory is, as the device counts GPUs; none for memory of the host.
+    /// GPU of its memory, as the device counts GPUs; none for memory of the host.
     pub(crate) gpu: Option<usize>,
     /// Places for frames that go to and come from other hosts, if there are such.
     pub(crate) frames: Option<Arc<Region>>,
@@ -144,7 +144,7 @@ pub struct ChannelMemory {
     pub(crate) bytes: u64,
 }
 
-/// What keeps a memory mapped.
+/// Region that keeps a memory mapped.
 pub enum ChannelRegion {
     /// Memory of the host.
     Host(Arc<Region>),
@@ -152,7 +152,7 @@ pub enum ChannelRegion {
     Gpu(Arc<GpuRegion>),
 }
 
-/// Where a put is from and into.
+/// Source and destination of a put.
 pub(crate) enum PutEnds {
     Host { from: Operand, to: Operand },
     Gpu { from: GpuOperand, to: GpuOperand },
@@ -185,7 +185,7 @@ impl ChannelMemory {
         true
     }
 
-    /// Where a part of it is in the region; `None` where it has not all of that.
+    /// Place of a part of it in the region; `None` if it has not all of that.
     pub(crate) fn place(&self, offset_bytes: u64, bytes: u64) -> Option<u64> {
         let end = offset_bytes.checked_add(bytes)?;
         self.offset_bytes.checked_add(offset_bytes).filter(|_| end <= self.bytes)

@@ -15,9 +15,9 @@ pub(crate) struct LaneKey {
 /// A put whose bytes follow its frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LongPut {
-    /// Of the rank, by number.
+    /// Number of the rank's connection.
     pub(crate) connection: u32,
-    /// Of the connection's long puts, by number.
+    /// Number among the connection's long puts.
     pub(crate) number: u64,
     pub(crate) bytes: u64,
 }

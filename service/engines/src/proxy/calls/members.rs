@@ -36,7 +36,7 @@ pub(crate) struct Member {
     pub(crate) rank: u32,
     pub(crate) session: Arc<Session>,
     pub(crate) tenant_comm: Handle,
-    /// Where it is, as the device counts its GPUs.
+    /// Its GPU, as the device counts its GPUs.
     pub(crate) gpu: Option<usize>,
     pub(crate) leaving: Option<Leaving>,
     /// Whether it has left for good.
@@ -47,13 +47,13 @@ pub(crate) struct Member {
     first_seq: u64,
     /// Collectives enqueued that were no rounds.
     whole_enqueued: u64,
-    /// Of those, the ones that have started.
+    /// Those among them that have started.
     whole_started: u64,
     /// None where it has left in another program.
     _charge: Option<Arc<Charge>>,
 }
 
-/// What a rank's new collective is.
+/// Numbers of a rank's new collective.
 pub(crate) struct Enqueued {
     /// Its number among the rank's collectives here.
     pub(crate) seq: u64,

@@ -54,7 +54,7 @@ pub(crate) fn disagreement(own: &Called<'_>, other: &Called<'_>, difference: &st
     Failure::new(ErrorClass::InvalidUsage, message)
 }
 
-/// What two ranks' calls differ in, if they do. Scalars of a pre-multiplied sum may differ.
+/// Difference of two ranks' calls, if there is one. Scalars of a pre-multiplied sum may differ.
 fn difference(a: &Operation, b: &Operation) -> Option<&'static str> {
     match (signature(a), signature(b)) {
         (Some(a), Some(b)) => call_difference(&a, &b),
@@ -62,7 +62,7 @@ fn difference(a: &Operation, b: &Operation) -> Option<&'static str> {
     }
 }
 
-/// What two collectives differ in, if they do.
+/// Difference of two collectives, if there is one.
 pub(crate) fn call_difference(a: &CollectiveSignature, b: &CollectiveSignature) -> Option<&'static str> {
     if a.kind != b.kind {
         Some("collective")

@@ -20,12 +20,12 @@ use mccs_tenants::session::Session;
 
 use crate::proxy::calls::sites::GpuPlace;
 
-/// What a twin stands for: a part of a region, in a rail's collectives or in messages with a peer.
+/// Use of a twin: a part of a region, in a rail's collectives or in messages with a peer.
 #[derive(Debug, Clone, Copy)]
 pub struct TwinPart {
     /// Communicator as its tenant names it.
     pub comm: Handle,
-    /// Whose messages it is for.
+    /// Peer whose messages it is for.
     pub peer: Option<u32>,
     /// The region.
     pub region: Handle,
@@ -35,7 +35,7 @@ pub struct TwinPart {
 
 /// One operation of one rank, validated: all memory it names is mapped and long enough.
 pub struct Operation {
-    /// Whose it is.
+    /// Its owner.
     pub session: Arc<Session>,
     /// Stream as the tenant names it; its index is also that of its word.
     pub stream: Handle,
@@ -49,9 +49,9 @@ pub struct Operation {
     pub tenant_comm: Handle,
     /// The rank.
     pub rank: u32,
-    /// What to do.
+    /// The action.
     pub action: Action,
-    /// Of a send or receive: which of the tracks between its ranks.
+    /// Track between the ranks of a send or receive.
     pub track: u32,
     /// Element type.
     pub dtype: DataType,
@@ -61,9 +61,9 @@ pub struct Operation {
     pub buffers: Buffers,
     /// Starts together with the next operation of its stream.
     pub group_continues: bool,
-    /// Of a stream whose collectives run beside each other.
+    /// Whether the stream's collectives run beside each other.
     pub overlaps: bool,
-    /// Of a rail's all-gather: it goes one place along the ring of reductions.
+    /// Whether a rail's all-gather goes one place along the ring of reductions.
     pub one_hop: bool,
     /// Rounds of the shared-memory exchange that the rank has begun, this one included if it is one.
     pub rounds: u64,
@@ -86,7 +86,7 @@ impl Operation {
         }
     }
 
-    /// What a send or receive moves, if the service is to move it.
+    /// Data of a send or receive, if the service is to move it.
     pub(crate) fn message(&self) -> Option<&Operand> {
         match (&self.action, &self.buffers) {
             (Action::Send { .. }, Buffers::Host { send, .. }) => Some(send),
@@ -110,7 +110,7 @@ impl RankCalls for Calls<'_> {
     }
 }
 
-/// What a collective has to do with its communicator's shared-memory exchange.
+/// A collective's relation to its communicator's shared-memory exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoundState {
     /// Nothing.
@@ -123,7 +123,7 @@ pub enum RoundState {
 
 /// A rank that wants to join a communicator.
 pub struct JoinRequest {
-    /// Whose it is.
+    /// Its owner.
     pub session: Arc<Session>,
     /// Request to answer.
     pub request: u64,
@@ -139,22 +139,22 @@ pub struct JoinRequest {
     pub gpu: Option<usize>,
     /// GPUs of this host with the same number reach each other; none without a GPU.
     pub gpu_group: Option<u32>,
-    /// What the communicator is to the caller.
+    /// The communicator's role for the caller.
     pub role: Role,
     /// The host of rank 0, where ranks may be on several hosts.
     pub root: Option<Name>,
-    /// What the tenant asks of it. The traffic class is one that the operator allows.
+    /// The tenant's wishes. The traffic class is one that the operator allows.
     pub options: JoinOptions,
     /// The tenant's quota for it.
     pub charge: Arc<Charge>,
-    /// What the communicator is to another one, if it is a part.
+    /// Its relation to another communicator, if it is a part.
     pub part: Option<PartOf>,
-    /// Where to answer.
+    /// Callback for the answer.
     pub reply: Sender<ProxyReply>,
 }
 
 impl JoinRequest {
-    /// Where its GPU is.
+    /// Place of its GPU.
     pub(crate) fn gpu_place(&self) -> Option<GpuPlace> {
         Some(GpuPlace { gpu: u32::try_from(self.gpu?).ok()?, group: self.gpu_group? })
     }
@@ -165,7 +165,7 @@ impl JoinRequest {
     }
 }
 
-/// What a rank's session is told once its communicator is complete.
+/// A rank's answer once its communicator is complete.
 pub struct JoinedRank {
     /// Request to answer.
     pub request: u64,
@@ -177,9 +177,9 @@ pub struct JoinedRank {
     pub rank: u32,
     /// The communicator.
     pub info: Arc<CommInfo>,
-    /// Of the shared-memory exchange or the page, which `info` has.
+    /// Memory of the shared-memory exchange or the page, which `info` has.
     pub memory: Arc<[OwnedFd]>,
-    /// What the rank needs to know of the symmetric buffers.
+    /// The rank's share of the symmetric buffers.
     pub share: Option<Arc<DeviceInitiatedShare>>,
 }
 
@@ -211,7 +211,7 @@ pub enum ProxyReply {
     Opened { request: u64, opened: Result<OpenedPart, SetupError>, charge: Charge },
     /// GPU memory of a rank is open for port channels, or cannot be.
     MemoryOpened { request: u64, memory: Box<OpeningMemory>, opened: Result<(), SetupError> },
-    /// What a rank has asked of its port channels.
+    /// Answer to a rank's request to its port channels.
     PortChannel { request: u64, answer: Result<PortChannelAnswer, SetupError> },
     /// Memory that NICs reach is there, or is not going to be.
     TwinMade { request: u64, part: TwinPart, made: Result<Box<MadeTwin>, SetupError> },

@@ -18,11 +18,11 @@ use crate::proxy::calls::operation::{JoinRequest, ProxyReply};
 
 /// A rank that goes on.
 pub struct ResumedMember {
-    /// Whose it is.
+    /// Its owner.
     pub session: Arc<Session>,
     /// Its quota.
     pub charge: Arc<Charge>,
-    /// Where it hears that it may go on.
+    /// Sender that tells it to go on.
     pub reply: Sender<ProxyReply>,
 }
 
@@ -67,7 +67,7 @@ impl ResumedComm {
         Ok(ResumedComm { state, members, shm_exchange, strategy })
     }
 
-    /// What its ranks that have not left join with, ascending.
+    /// Requests with which its ranks that have not left join, ascending.
     pub(crate) fn requests(&mut self) -> Vec<JoinRequest> {
         let CommState { id, name, job, members, .. } = &self.state;
         let nranks = members.len() as u32;

@@ -43,7 +43,7 @@ struct Run {
 pub(crate) struct Running {
     /// In the order in which they have started.
     runs: VecDeque<Run>,
-    /// What operations of the next one go into, so that no memory is allocated for it.
+    /// Memory for operations of the next one, so that none is allocated for it.
     spare: Vec<Operation>,
     /// When the last one ended.
     ended_at: Option<Instant>,
@@ -62,12 +62,12 @@ impl Running {
         self.runs.is_empty()
     }
 
-    /// Of all that run.
+    /// Operations of all that run.
     pub(crate) fn operations(&self) -> impl Iterator<Item = &Operation> {
         self.runs.iter().flat_map(|run| &run.operations)
     }
 
-    /// Of the one that has started last, one a rank, ascending.
+    /// Operations of the one that has started last, one a rank, ascending.
     pub(crate) fn newest(&self) -> &[Operation] {
         self.runs.back().map_or(&[], |run| &run.operations)
     }

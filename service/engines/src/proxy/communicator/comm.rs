@@ -33,9 +33,9 @@ use crate::proxy::gpus::gpu_ranks::GpuRanks;
 use crate::proxy::streams::stream::Arrival;
 use crate::transport::Network;
 
-/// What a communicator has to do with other hosts.
+/// A communicator's relation to other hosts.
 pub(crate) struct Span {
-    /// What the exchange calls it.
+    /// The exchange's name for it.
     pub(crate) comm: CommId,
     /// Ranks of other hosts that have left.
     pub(crate) left: BTreeSet<u32>,
@@ -52,7 +52,7 @@ pub(crate) struct Span {
 pub(crate) struct Comm {
     /// Ranks of this host.
     pub(crate) members: Members,
-    /// Where there are other hosts.
+    /// Its relation to other hosts, if there are any.
     pub(crate) span: Option<Box<Span>>,
     /// The collectives that run.
     pub(crate) running: Running,
@@ -65,7 +65,7 @@ pub(crate) struct Comm {
     pub(crate) failure: Option<Failure>,
     pub(crate) strategies: Strategies,
     pub(crate) info: Arc<CommInfo>,
-    /// Where ranks' kernels run its collectives.
+    /// GPUs whose kernels run its collectives.
     pub(crate) gpus: Option<GpuRanks>,
     /// When it sends, where a controller may want to know.
     pub(crate) meter: ProfileMeter,
@@ -105,7 +105,7 @@ impl Comm {
         self.info.nranks
     }
 
-    /// Whose it is: all its ranks are one tenant's.
+    /// Its owner's share: all its ranks are one tenant's.
     pub(crate) fn share(&self) -> Share {
         self.members.first().map_or(Share::SERVICE, |member| member.session.tenant.share)
     }
@@ -258,8 +258,8 @@ impl Comm {
         failed
     }
 
-    /// Since when operations have been waiting for other ranks with nothing happening; `None` where none waits. What runs
-    /// with ranks of other hosts may be waiting for them, unless it moves.
+    /// Since when operations have been waiting for other ranks with nothing happening; `None` where none waits. An
+    /// operation that runs with ranks of other hosts may be waiting for them, unless it moves.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         let waits =
             self.members.iter().any(|member| member.arrived().is_some()) || self.p2p.unmatched().next().is_some();

@@ -174,7 +174,7 @@ impl P2pQueues {
         waiting.chain(remote.flat_map(|pair| pair.waiting)).map(|operation| *operation)
     }
 
-    /// What ranks of this host have called. `is_here` says which ranks those are.
+    /// Calls of this host's ranks. `is_here` says which ranks those are.
     pub(crate) fn accounts(&self, is_here: impl Fn(u32) -> bool) -> BTreeMap<RankPeer, PairAccount> {
         let mut accounts = BTreeMap::new();
         for (Direction { src, dst, .. }, pair) in &self.pairs {

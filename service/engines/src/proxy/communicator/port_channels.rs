@@ -48,7 +48,7 @@ pub(crate) struct Put {
     pub(crate) gpu: Option<usize>,
 }
 
-/// What [`PortChannels::next`] comes to.
+/// The result of [`PortChannels::next`].
 pub(crate) enum Next {
     /// This is to be copied; [`PortChannels::end_put`] goes on.
     Put(Put),
@@ -71,7 +71,7 @@ pub(crate) struct Progress {
 /// A connection that a rank has named.
 pub(crate) struct Connected {
     pub(crate) number: u32,
-    /// Where the peer's first frame goes, if that is on another host and nothing was to come from it before.
+    /// Place of the peer's first frame, if that is on another host and nothing was to come from it before.
     pub(crate) listens: Option<LaneMessage>,
 }
 
@@ -112,7 +112,7 @@ impl PortChannels {
         self.ranks.opened(rank)?.register(memory)
     }
 
-    /// A rank takes a memory back. What runs in it ends.
+    /// A rank takes a memory back. Operations that run in it end.
     pub(crate) fn free(&mut self, rank: u32, memory: Handle) -> Result<(), SetupError> {
         self.ranks.opened(rank)?.free(memory)
     }

@@ -21,7 +21,7 @@ use crate::proxy::calls::lane_job::{LaneKey, LongPut};
 /// The next message of a lane.
 pub(crate) struct LaneMessage {
     pub(crate) lane: LaneKey,
-    /// What is sent, or where it goes.
+    /// The operand that is sent, or received into.
     pub(crate) operand: Operand,
     /// Whether it is a frame.
     pub(crate) is_frame: bool,
@@ -31,7 +31,7 @@ pub(crate) struct LaneMessage {
     pub(crate) put: Option<LongPut>,
 }
 
-/// What has come by a lane.
+/// A message that has come by a lane.
 pub(crate) enum Received {
     Frame(FramePlace),
     /// The bytes of the long put before.
@@ -63,7 +63,7 @@ const PLACES: u64 = FRAMES_MAX as u64 + 1;
 struct Lane {
     /// The rank's places for frames.
     frames: Arc<Region>,
-    /// Of the longest frame.
+    /// Bytes of the longest frame.
     frame_bytes: u64,
     /// Connections that wait for the lane.
     waiting: VecDeque<u32>,
@@ -78,7 +78,7 @@ struct Lane {
 /// See the module's documentation.
 pub(crate) struct PortLanes {
     lanes: BTreeMap<LaneKey, Lane>,
-    /// Of the longest frame.
+    /// Bytes of the longest frame.
     frame_bytes: u64,
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn frames_bytes(nranks: u32) -> u64 {
 }
 
 impl Lane {
-    /// Where its next frame is.
+    /// Offset of its next frame.
     fn frame_offset(&self, lane: LaneKey) -> u64 {
         let place = if lane.is_send { self.frames_begun % u64::from(FRAMES_MAX) } else { PLACES - 1 };
         (PLACES * u64::from(lane.peer) + place) * self.frame_bytes
@@ -170,7 +170,7 @@ impl PortLanes {
         }
     }
 
-    /// Where the next frame of a free lane is to be written.
+    /// Place of the next frame of a free lane.
     pub(crate) fn place(&self, key: LaneKey) -> Option<FramePlace> {
         Some(self.lanes.get(&key)?.place(key))
     }
@@ -208,7 +208,7 @@ impl PortLanes {
         Some(Received::Frame(lane.place(key)))
     }
 
-    /// Where the next message goes: the bytes of a long put, or else another frame.
+    /// Place of the next message: the bytes of a long put, or else another frame.
     pub(crate) fn receive(&mut self, key: LaneKey, data: Option<(PutHeader, Operand)>) -> Option<LaneMessage> {
         let lane = self.lanes.get_mut(&key)?;
         match data {

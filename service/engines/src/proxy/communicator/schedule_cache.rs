@@ -37,7 +37,7 @@ pub struct ScheduleCache {
     /// Whether it is a rail's, which moves what is between hosts: an all-to-all leaves alone what a rank has for itself.
     is_rail: bool,
     schedules: HashMap<(Problem, usize), Arc<Schedule>>,
-    /// Of all of them.
+    /// Bytes of all of them.
     steps: usize,
 }
 
@@ -61,8 +61,8 @@ impl ScheduleCache {
         ScheduleCache { strategy: Strategy { reduction_ring, ..self.strategy }, ..self }
     }
 
-    /// What services of several hosts must have in common, in words: each builds its own schedules, and they fit only if all
-    /// come to the same ones. Their channels are agreed on besides (`transport_offer.rs`).
+    /// Properties that services of several hosts must have in common, in words: each builds its own schedules, and they fit
+    /// only if all come to the same ones. Their channels are agreed on besides (`transport_offer.rs`).
     #[must_use]
     pub fn terms(&self) -> String {
         let algorithm = self.strategy.choice.name();
@@ -87,7 +87,7 @@ impl ScheduleCache {
         ScheduleCache::new(self.nranks, strategy, self.model).of_rail(self.is_rail)
     }
 
-    /// What a change makes of it: the same communicator and model under another strategy.
+    /// The cache under a change: the same communicator and model under another strategy.
     ///
     /// # Errors
     /// It does not fit the communicator.

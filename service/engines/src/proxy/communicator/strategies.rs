@@ -55,26 +55,26 @@ struct Preparing {
     engines_left: usize,
 }
 
-/// Who has proposed a change here.
+/// Proposer of a change here.
 pub(crate) struct Proposal {
     pub(crate) reply_to: ReplyTo,
     /// An operator, not the controller.
     pub(crate) is_by_hand: bool,
 }
 
-/// What follows from a decision.
+/// Consequences of a decision.
 pub(crate) struct Decided {
     /// Paths of the strategy that was decided, if one was.
     pub(crate) chosen: Option<Arc<PathAssignment>>,
     /// Numbers of strategies that are not going to be.
     pub(crate) over: Vec<u32>,
-    /// Who is to be answered here.
+    /// Proposal that is to be answered here.
     pub(crate) proposal: Option<Proposal>,
 }
 
 /// See the module's documentation.
 pub(crate) struct Strategies {
-    /// Of the strategy in force.
+    /// Schedules of the strategy in force.
     schedules: ScheduleCache,
     assignment: Arc<PathAssignment>,
     /// With the first operation of each; ascending, also by number.
@@ -130,7 +130,7 @@ impl Strategies {
         }
     }
 
-    /// What the last change that is decided, or else the strategy in force, with `change` comes to. `hosts` are the communicator's.
+    /// The last change that is decided, or else the strategy in force, with `change`. `hosts` are the communicator's.
     pub(crate) fn next(&self, change: &StrategyChange, epoch: u64, hosts: &[String]) -> Result<Next, Refused> {
         if change.is_of_gpus() {
             return Err("large_from, ll128 and max_ctas are for communicators whose collectives GPUs carry out".into());
@@ -144,7 +144,7 @@ impl Strategies {
         Ok(Next { epoch: number, schedules, assignment })
     }
 
-    /// What was decided last, as who watches it is told.
+    /// The last decision, as watchers are told of it.
     pub(crate) fn chosen(&self, in_force: u64, hosts: &[String]) -> Chosen {
         let (epoch, schedules, assignment) = self.last(in_force);
         let host = |place: u16| hosts.get(usize::from(place)).cloned().unwrap_or_default();
@@ -246,7 +246,7 @@ impl Strategies {
     }
 }
 
-/// What a change makes of a strategy's paths through the network. `hosts` are the communicator's.
+/// A strategy's paths through the network under a change. `hosts` are the communicator's.
 fn changed_assignment(
     assignment: &PathAssignment,
     change: &StrategyChange,

@@ -9,7 +9,7 @@ use crate::proxy::communicator::comm::Comm;
 
 /// Most ranks that a message tells of.
 const RANKS_DESCRIBED_MAX: usize = 8;
-/// What is said of an operation that all ranks here have called.
+/// Text for an operation that all ranks here have called.
 const AWAITS_HOSTS: &str = " for ranks of other hosts";
 
 /// See the module's documentation.
@@ -24,7 +24,8 @@ impl<'a> Waits<'a> {
         Waits { comm, remote }
     }
 
-    /// Who waits for what, and who has not called anything, in words. First those who called nothing, as messages are cut where they get too long.
+    /// Waiting ranks, their waits, and ranks that have not called anything, in words. First those who called nothing, as messages are cut
+    /// where they get too long.
     pub(crate) fn describe(&self) -> String {
         let mut ranks = self.silent();
         let of = |member: &Member| {
@@ -58,7 +59,8 @@ impl<'a> Waits<'a> {
         self.comm.members.iter().zip(&self.comm.info.ranks).filter_map(of).collect()
     }
 
-    /// What a rank waits in: what others have not called, and what runs with ranks of other hosts. With what to say of it.
+    /// Calls that a rank waits in: those that others have not called, and those that run with ranks of other hosts. With
+    /// what to say of it.
     pub(crate) fn calls(&self, member: &'a Member) -> Vec<(&'a Operation, &'static str)> {
         let begun = self
             .comm

@@ -24,11 +24,11 @@ use crate::proxy::state::inflight::{Inflight, PutJob};
 
 /// Triggers without a put that are done in a turn.
 const STEPS: u64 = 64;
-/// What a trigger takes, besides what it copies.
+/// Cost of a trigger, besides its copies.
 const TRIGGER_NS: u64 = 50;
-/// What it takes to hand a put to a GPU's thread.
+/// Cost of handing a put to a GPU's thread.
 const GPU_PUT_NS: u64 = 300;
-/// What a message to or from another host takes, besides what it copies.
+/// Cost of a message to or from another host, besides its copies.
 const MESSAGE_NS: u64 = 2_000;
 /// Work of a turn, about: a poll has room for some.
 const TURN_NS: u64 = POLL_NS / 2;
@@ -127,7 +127,7 @@ impl Execution {
         }
     }
 
-    /// Triggers of a rank have come. Of those that come too late nothing becomes.
+    /// Triggers of a rank have come. Triggers that come too late are dropped.
     pub(crate) fn take_triggers(&mut self, state: &mut State, batch: &TriggerBatch) {
         let TriggerBatch { session, comm, rank, triggers, .. } = batch;
         let enqueued = state.comms.sound_mut(*comm).map(|live| live.port_channels.enqueue(batch));
@@ -265,7 +265,7 @@ impl Execution {
         }
     }
 
-    /// A message of a lane has been sent, or has come. What follows is work of its tenant's, and waits for that one's turn.
+    /// A message of a lane has been sent, or has come. Later work is its tenant's, and waits for that one's turn.
     pub(crate) fn finish_message(&mut self, state: &mut State, ended: LaneJob) {
         let (now, LaneJob { comm, put, .. }) = (state.now(), ended);
         let Some(live) = state.comms.get_mut(comm) else { return };
@@ -321,7 +321,7 @@ impl Execution {
     }
 }
 
-/// What it takes to send these.
+/// Cost of sending these.
 fn messages_ns(messages: &[LaneMessage]) -> u64 {
     let copied = |message: &LaneMessage| message.inline_puts.iter().sum::<u64>();
     let sent = messages.iter().filter(|message| message.lane.is_send);

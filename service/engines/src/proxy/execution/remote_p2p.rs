@@ -153,7 +153,7 @@ impl Execution {
     }
 }
 
-/// What a message contradicts that means another call. `remote` are sends and receives that run.
+/// Contradiction between a message of another call and this one. `remote` are sends and receives that run.
 fn describe_mismatch(live: &Comm, remote: &[&Operation], fault: &ChannelFault) -> String {
     let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault else { return fault.to_string() };
     // A job that has reported its end has left its operations with what is broken.

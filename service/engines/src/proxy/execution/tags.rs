@@ -7,13 +7,13 @@ use crate::proxy::calls::describe::signature;
 use crate::proxy::communicator::comm::Comm;
 use crate::transport::Tag;
 
-/// What messages of the collective of a communicator that has started last say of it.
+/// Tag of messages of the communicator's collective that has started last.
 pub(crate) fn collective_tag(live: &Comm) -> Tag {
     let call = live.running.newest().first().and_then(signature).map_or(0, |call| call.to_wire());
     tag(live.next_number(), call)
 }
 
-/// Of frames of port channels, of which the receiver waits for the longest.
+/// Tag of frames of port channels, of which the receiver waits for the longest.
 pub(crate) const FRAME_TAG: Tag = Tag::of_at_most(0x7075_7473);
 
 /// Sends and receives match in order; both sides have to mean the same type and length, however it is cut into messages.
@@ -21,7 +21,7 @@ pub(crate) fn p2p_tag(dtype: DataType, bytes: u64) -> Tag {
     tag(u64::MAX, bytes << 8 | dtype as u64)
 }
 
-/// Of the bytes of a long put, which come behind its frame.
+/// Tag of the bytes of a long put, which come behind its frame.
 pub(crate) fn long_put_tag(bytes: u64) -> Tag {
     tag(u64::MAX - 1, bytes)
 }

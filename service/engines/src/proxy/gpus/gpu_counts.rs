@@ -25,7 +25,7 @@ impl Counts {
         self.seen.operations.iter().chain(&self.seen.groups).chain([&self.large.operations]).copied()
     }
 
-    /// What has ended: whoever only calls more is as stuck as before.
+    /// Ends: whoever only calls more is as stuck as before.
     pub(crate) fn ended(&self) -> impl Iterator<Item = u64> {
         self.all().map(|counts| counts.ended)
     }
@@ -36,7 +36,7 @@ impl Counts {
     }
 }
 
-/// What was known at the last look. Operations in graphs were never launched here, and nobody waits for them.
+/// Counts of the last look. Operations in graphs were never launched here, and nobody waits for them.
 #[derive(Debug, Default)]
 pub(crate) struct LastCounts {
     seen: Seen,

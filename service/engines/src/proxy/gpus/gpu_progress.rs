@@ -24,14 +24,14 @@ pub(crate) enum LooksLeft {
     None,
 }
 
-/// What does not move.
+/// Operations that do not move.
 #[derive(Debug, Default)]
 pub(crate) struct GpuStall {
     /// In words.
     pub(crate) what: String,
-    /// What ranks wait in.
+    /// Operations in which ranks wait.
     pub(crate) waits_in: BTreeMap<u32, String>,
-    /// What ranks have not come to, and others wait for.
+    /// Operations to which ranks have not come, and others wait.
     pub(crate) holds_up: BTreeMap<u32, String>,
     /// Sends and receives of ranks.
     pub(crate) pairs: BTreeMap<u32, Vec<PairAccount>>,
@@ -50,7 +50,7 @@ impl GpuRanks {
         LooksLeft::One
     }
 
-    /// What did not end between two looks, if something could have.
+    /// Operations that did not end between two looks, if some could have.
     pub(crate) fn stall(&self, members: &Members, looks: &GpuProgress) -> Option<GpuStall> {
         if let Some(fault) = self.fault() {
             let what = format!("a GPU does not say how far it is: {fault}");

@@ -81,7 +81,7 @@ impl GpuRanks {
         self.group.large().map(of).unwrap_or_default()
     }
 
-    /// Whether something may be under way, as far as is known. What is in graphs only GPUs count.
+    /// Whether something may be under way, as far as is known. Operations in graphs are counted by GPUs alone.
     pub(crate) fn may_run(&self) -> bool {
         self.counts().are_open() || (0..self.info.nranks).any(|rank| self.page().has_graphs(rank))
     }
@@ -162,7 +162,7 @@ impl GpuRanks {
         members.iter().filter(|member| is_late(member.rank)).collect()
     }
 
-    /// Who waits for whom, in words.
+    /// Waiting ranks and their peers, in words.
     pub(crate) fn describe_wait(&self, members: &Members, counts: &Counts) -> String {
         let Counts { seen, large: LargeCounts { operations: large, in_queue } } = counts;
         if large.are_open() && *in_queue != Some(true) {

@@ -5,8 +5,8 @@ use mccs_model::SetupError;
 
 use crate::proxy::calls::operation::{JoinRequest, ProxyReply};
 
-/// What is wrong, where two ranks of one process are on one GPU: they would wait for each other in one context, of which the driver may
-/// never run both. It is refused, since it would stand still now and then. Ranks of several processes take turns on a GPU, unless the operator
+/// The mistake of two ranks of one process on one GPU: they would wait for each other in one context, of which the driver may never run
+/// both. It is refused, since it would stand still now and then. Ranks of several processes take turns on a GPU, unless the operator
 /// refuses them too.
 pub(crate) fn shared_gpu(requests: &[JoinRequest], refuses_duplicates: bool) -> Option<String> {
     in_one_process(requests).or_else(|| duplicate_gpu(requests).filter(|_| refuses_duplicates))
@@ -41,7 +41,7 @@ fn in_one_process(requests: &[JoinRequest]) -> Option<String> {
     })
 }
 
-/// What is wrong, where ranks of one service say of a communicator that it is part of several.
+/// The mistake of ranks of one service that say of a communicator that it is part of several.
 pub(crate) fn of_two_families(requests: &[JoinRequest]) -> Option<String> {
     let what = |request: &JoinRequest| request.part.as_ref().map(|part| (part.whole, part.name.clone()));
     let first = requests.first()?;

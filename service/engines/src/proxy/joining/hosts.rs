@@ -21,7 +21,7 @@ pub(crate) struct Across {
     pub(crate) ranks_by_host: Vec<Vec<u32>>,
     /// The GPU of every rank, if it is on one.
     pub(crate) gpus: Vec<Option<GpuPlace>>,
-    /// What its hosts have agreed on.
+    /// Agreement of its hosts.
     pub(crate) agreed: Agreed,
     /// The paths that its flows take then.
     pub(crate) assignment: Arc<PathAssignment>,

@@ -32,14 +32,14 @@ use crate::proxy::state::communicators::COMMS_MAX;
 pub(crate) struct NewComm {
     id: UniqueId,
     nranks: u32,
-    /// Of this host's ranks, ascending.
+    /// Requests of this host's ranks, ascending.
     requests: Vec<JoinRequest>,
-    /// Where there are other hosts.
+    /// Its relation to other hosts, if there are any.
     across: Option<Across>,
     parts: SharedParts,
 }
 
-/// What its device has made that ranks share.
+/// Parts that its device has made for ranks to share.
 #[derive(Default)]
 struct SharedParts {
     memory: Vec<OwnedFd>,

@@ -19,7 +19,7 @@ use mccs_model::SetupError;
 use mccs_model::gathering::{GatheringKey, Late, late_after, missing_ranks, of_each_tenant};
 use mccs_model::limits::NRANKS_MAX;
 
-/// What a join led to. `M` is whatever the caller knows a rank by.
+/// The result of a join. `M` is whatever the caller knows a rank by.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Joined<M> {
     /// Others are missing.

@@ -25,7 +25,7 @@ const TERMS_SHOWN_MAX: usize = 100;
 /// A communicator that is being set up.
 pub(crate) struct Setup {
     pub(crate) network: Network,
-    /// Of the network's engines, as far as they listen.
+    /// Listeners of the network's engines, as far as they listen.
     pub(crate) listeners: Vec<Option<ListenerHandle>>,
     pub(crate) requests: Vec<JoinRequest>,
     /// Once all hosts have told what they have.
@@ -34,12 +34,12 @@ pub(crate) struct Setup {
     pub(crate) is_lost: bool,
 }
 
-/// What the hosts of a communicator have told each other.
+/// The hosts' messages to each other about a communicator.
 pub(crate) struct Gathered {
     pub(crate) membership: Membership,
     /// The GPU of every rank, if it is on one.
     pub(crate) gpus: Vec<Option<GpuPlace>>,
-    /// What its hosts have agreed on.
+    /// Agreement of its hosts.
     pub(crate) agreed: Agreed,
     /// The paths that its flows take.
     pub(crate) assignment: Arc<PathAssignment>,
@@ -57,7 +57,7 @@ impl Setup {
         }
     }
 
-    /// What a rank of this host, on a GPU or on none, tells all others, once all engines listen.
+    /// The message of a rank of this host, on a GPU or on none, to all others, once all engines listen.
     pub(crate) fn payload(&self, terms: &str, offer: &Offer, gpu: Option<GpuPlace>) -> Option<Payload> {
         let handles: Option<Vec<&[u8]>> =
             self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
@@ -75,7 +75,7 @@ impl Setup {
     }
 }
 
-/// What a rank told: terms, listeners of its host and which links each is for, its GPU, and what its host offers.
+/// A rank's message: terms, listeners of its host and which links each is for, its GPU, and its host's offer.
 type Told<'a> = (&'a str, Vec<&'a [u8]>, LinkEngines, Option<GpuPlace>, Offer);
 
 fn told(payload: &Payload) -> Result<Told<'_>, postcard::Error> {
@@ -87,7 +87,7 @@ pub(crate) fn gpus_of(payloads: &[Payload]) -> Vec<Option<GpuPlace>> {
     payloads.iter().map(|payload| told(payload).ok().and_then(|(.., gpu, _)| gpu)).collect()
 }
 
-/// Who is where, as controllers are told; `gpus` by rank. Where only some ranks of a host are on GPUs none counts as being there.
+/// Places of ranks, as controllers are told; `gpus` by rank. If only some ranks of a host are on GPUs none counts as being there.
 pub(crate) fn placed_ranks(hosts: &[Name], ranks_by_host: &[Vec<u32>], gpus: &[Option<GpuPlace>]) -> Vec<HostRanks> {
     let gpu_of = |rank: &u32| gpus.get(*rank as usize).copied().flatten().map(|place| place.gpu);
     let of_host = |(host, ranks): (&Name, &Vec<u32>)| HostRanks {
@@ -98,7 +98,7 @@ pub(crate) fn placed_ranks(hosts: &[Name], ranks_by_host: &[Vec<u32>], gpus: &[O
     hosts.iter().zip(ranks_by_host).map(of_host).collect()
 }
 
-/// What a host's ranks told, if its schedules fit those of this host.
+/// The message of a host's ranks, if its schedules fit those of this host.
 pub(crate) fn listeners_of(
     payload: &Payload,
     own_terms: &str,

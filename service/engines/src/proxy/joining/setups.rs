@@ -41,7 +41,7 @@ pub struct Cluster {
     pub exchange: Sender<Request>,
     /// Most engines that a communicator uses: one for each channel.
     pub engines_per_comm: usize,
-    /// What this host can do for communicators, and may.
+    /// This host's abilities for communicators, as far as permitted.
     pub offer: Offer,
     /// Paths through the network of a communicator's first strategy, whatever carries its flows.
     pub assignment: Arc<PathAssignment>,
@@ -49,7 +49,7 @@ pub struct Cluster {
     pub nics_of_gpus: Vec<Arc<[Device]>>,
 }
 
-/// What a completed set-up has become.
+/// The result of a completed set-up.
 pub(crate) enum Completed {
     /// All ranks are here after all.
     Here(Vec<JoinRequest>),
@@ -77,7 +77,7 @@ impl Setups {
         Setups { engines_per_comm, offer, assignment, nics_of_gpus, terms, by_key, key_of_links, next_links: 0 }
     }
 
-    /// What is held: 0 when nothing is being set up.
+    /// Number of held entries: 0 when nothing is being set up.
     pub(crate) fn held(&self) -> usize {
         self.by_key.len() + self.key_of_links.len()
     }
@@ -109,8 +109,8 @@ impl Setups {
         self.next_links += 1;
         let count = self.engines_per_comm.clamp(1, ENGINES_PER_COMM_MAX).min(engines.len());
         let beside = engines.iter().position(|engine| engine.is_near);
-        // What a communicator of GPUs has that is long goes by its rails. Communicators else take turns, so that those with few channels do not all
-        // share the first engines.
+        // Long operations of a communicator of GPUs go by its rails. Communicators else take turns, so that those with few channels do not
+        // all share the first engines.
         let is_short = request.gpu.is_some() && !request.role.is_rail();
         let first = beside.filter(|_| is_short).unwrap_or((links.0 as usize).wrapping_mul(count));
         let mut places: Vec<_> = (0..count).map(|index| (first + index) % engines.len()).collect();
@@ -138,7 +138,7 @@ impl Setups {
         self.nics_of_gpus.get(request.gpu?).filter(|near| !near.is_empty())
     }
 
-    /// What a rank tells of this host.
+    /// A rank's offer of this host.
     pub(crate) fn offer_of(&self, request: &JoinRequest, reductions: Option<Reductions>) -> Offer {
         let reductions = reductions.unwrap_or(self.offer.reductions);
         Offer { reductions, ..self.offer.with_nics(self.nics_of(request).len() as u16) }
@@ -331,7 +331,7 @@ fn flows_to_gpus(rank: &JoinRequest) -> ToGpus {
     }
 }
 
-/// What a rank asks the exchange.
+/// A rank's request to the exchange.
 fn join_of(key: &CommKey, request: &JoinRequest, payload: Payload) -> Option<Request> {
     let JoinRequest { rank, nranks, root, .. } = request;
     let root = root.clone()?;

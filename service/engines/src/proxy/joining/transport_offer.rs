@@ -18,7 +18,7 @@ const MESSAGE_NS: u64 = 21_500;
 /// Characters of a reason that other hosts are told.
 const REASON_CHARS_MAX: usize = 240;
 
-/// What a host can do for a communicator, and may.
+/// A host's abilities for a communicator, as far as permitted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
     /// `strategy.channels`; as many as are needed, if `None`.
@@ -36,16 +36,16 @@ pub struct Offer {
 pub struct Nics {
     /// How many.
     pub count: u16,
-    /// Of all of them, in Gbit/s.
+    /// Rate of all of them, in Gbit/s.
     pub gbit_per_s: u32,
     /// Whether they are InfiniBand's, which reach none of Ethernet.
     pub is_infiniband: bool,
 }
 
-/// What hosts have agreed on.
+/// Agreement of hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// What carries flows.
+    /// The transport of flows.
     pub transport: TransportKind,
     /// Why it is not what is faster.
     pub reason: Option<String>,
@@ -53,14 +53,14 @@ pub struct Agreed {
     pub channels: u32,
     /// Longest message where no processor combines what comes.
     pub message_bytes: u64,
-    /// What the operator may want to know of hosts that differ.
+    /// Remark for the operator about hosts that differ.
     pub remark: Option<String>,
     /// Places of the hosts in the order in which their GPUs pass on what they reduce; none where each exchanges with every other.
     pub reduction_ring: Vec<usize>,
 }
 
 impl Offer {
-    /// Of a host without RDMA, in words that fit into what hosts tell.
+    /// The offer of a host without RDMA, in words that fit into hosts' messages.
     #[must_use]
     pub fn without(usage: RdmaUse, channels: Option<u32>, reason: &str) -> Self {
         let rdma = Err(reason.chars().take(REASON_CHARS_MAX).collect());
@@ -90,8 +90,8 @@ impl Offer {
     }
 }
 
-/// What follows from all hosts' offers: the same on each of them. With `combines` processors are to combine what comes, as for all
-/// communicators but rails: more than one channel lets several do so.
+/// The consequence of all hosts' offers: the same on each of them. With `combines` processors are to combine what comes, as for
+/// all communicators but rails: more than one channel lets several do so.
 ///
 /// # Errors
 /// A host that another's offer contradicts, and what is wrong.
@@ -121,7 +121,8 @@ pub fn agree<'a>(offers: &[(&'a Name, &Offer)], combines: bool) -> Result<Agreed
     Ok(Agreed { transport, reason: Some(reason), channels, message_bytes, remark, reduction_ring })
 }
 
-/// What the slowest NIC carries in 20 us, in a power of two. Fewer messages spare work requests; longer ones keep other tenants waiting.
+/// Bytes that the slowest NIC carries in 20 us, in a power of two. Fewer messages spare work requests; longer ones keep other tenants
+/// waiting.
 fn message_bytes(offers: &[(&Name, &Offer)]) -> u64 {
     let gbit_per_s = |nics: &Nics| nics.gbit_per_s / u32::from(nics.count.max(1));
     let slowest = offers.iter().filter_map(|(_, offer)| offer.rdma.as_ref().ok().map(gbit_per_s)).min().unwrap_or(0);

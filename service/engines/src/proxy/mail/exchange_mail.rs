@@ -9,7 +9,7 @@ use mccs_runtime::Sender;
 #[derive(Default)]
 pub(crate) struct ExchangeMail {
     exchange: Option<Exchange>,
-    /// What the exchange had no room for yet, in order.
+    /// Requests for which the exchange had no room yet, in order.
     backlog: VecDeque<Request>,
     /// Hosts to which the exchange had a link and has none now.
     unlinked: BTreeSet<Name>,
@@ -46,7 +46,7 @@ impl ExchangeMail {
         false
     }
 
-    /// What still waits.
+    /// Number of waiting requests.
     pub(crate) fn held(&self) -> usize {
         self.backlog.len()
     }

@@ -78,12 +78,12 @@ pub enum OperatorMessage {
     WhyStuck { number: u64, rounds: DiagnosisRounds, reply_to: ReplyTo },
     /// Something of the communicator with this number; forwarded to the host of its root.
     Request { number: u64, request: OperatorRequest, reply_to: ReplyTo },
-    /// What has become of something that an operator on another host wants.
+    /// The result of a request that an operator on another host has made.
     ForwardedResponse { request: ForwardedRequest, answer: Result<OperatorAnswer, Refused> },
 }
 
 impl ProxyMessage {
-    /// Where transport engines' events go that are for the proxy engine with this mailbox.
+    /// Outlet for transport engines' events to the proxy engine with this mailbox.
     #[must_use]
     pub fn transport_events(proxy: Sender<ProxyMessage>) -> TransportEvents {
         TransportEvents::to(move |event| match proxy.send(ProxyMessage::Transport(event)) {
@@ -92,7 +92,7 @@ impl ProxyMessage {
         })
     }
 
-    /// Where a device's events go that are for the proxy engine with this mailbox.
+    /// Outlet for a device's events to the proxy engine with this mailbox.
     #[must_use]
     pub fn device_events(proxy: Sender<ProxyMessage>) -> DeviceEvents {
         DeviceEvents::new(Box::new(move |event| match proxy.send(ProxyMessage::Device(event)) {

@@ -16,7 +16,7 @@ pub(crate) struct OtherProxy {
     sender: Option<Sender<ProxyMessage>>,
     /// Whether it gets ranks whose GPUs turn out to reach each other; not where the service executes all that they call.
     takes_ranks: bool,
-    /// What it had no room for yet, in order.
+    /// Messages for which it had no room yet, in order.
     backlog: VecDeque<ProxyMessage>,
 }
 
@@ -57,7 +57,7 @@ impl OtherProxy {
         false
     }
 
-    /// What still waits.
+    /// Number of waiting requests.
     pub(crate) fn held(&self) -> usize {
         self.backlog.len()
     }

@@ -17,11 +17,11 @@ pub(crate) struct Outlets {
     pub(crate) device: Box<dyn Device>,
     pub(crate) transports: Transports,
     pub(crate) exchange: ExchangeMail,
-    /// Of the service's other device.
+    /// The proxy engine of the service's other device.
     pub(crate) other: OtherProxy,
     pub(crate) registry: Arc<Registry>,
     pub(crate) recorder: Recorder,
-    /// Of lines that tenants cause.
+    /// Budget of lines that tenants cause.
     pub(crate) log_budget: LogBudget,
 }
 
@@ -31,7 +31,7 @@ impl Outlets {
         self.transports.push_backlog() | self.exchange.push_backlog() | self.other.push_backlog()
     }
 
-    /// What still waits for the exchange and the other proxy engine.
+    /// Number of messages that wait for the exchange and the other proxy engine.
     pub(crate) fn held(&self) -> usize {
         self.exchange.held() + self.other.held()
     }

@@ -10,7 +10,7 @@ use mccs_runtime::Sender;
 use mccs_telemetry::stuck::StuckReport;
 use serde::{Deserialize, Serialize};
 
-/// What became of a change that the operator asked for.
+/// The result of a change that the operator asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reconfigured {
     /// Number of the new strategy.
@@ -28,13 +28,13 @@ pub enum DiagnosisRounds {
     UntilCertain,
 }
 
-/// What is wanted of a communicator.
+/// A request about a communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum OperatorRequest {
     /// Another strategy.
     Change {
-        /// What is to change.
+        /// Changes: one for each argument.
         change: Box<StrategyChange>,
         /// Collectives that may start while hosts agree; the service chooses, if `None`.
         window: Option<u32>,
@@ -44,14 +44,14 @@ pub enum OperatorRequest {
 }
 
 impl OperatorRequest {
-    /// What another host says that an operator there wants, if it can be wanted.
+    /// The request of an operator on another host, if it can be made.
     pub(crate) fn read(body: &ChangeBody) -> Result<Self, String> {
         let request: OperatorRequest =
             serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
         request.check().map(|()| request)
     }
 
-    /// What is wrong with it, in the operator's words.
+    /// The mistake in it, in the operator's words.
     ///
     /// # Errors
     /// All mistakes.
@@ -67,7 +67,7 @@ impl OperatorRequest {
     }
 }
 
-/// What the operator is told.
+/// Answers to the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OperatorAnswer {
     /// A strategy has changed.
@@ -76,7 +76,7 @@ pub enum OperatorAnswer {
     Stuck(Box<StuckReport>),
     /// The controller's.
     Controller(Box<ControllerAnswer>),
-    /// What all hosts have.
+    /// Summaries of all hosts.
     Cluster(Box<ClusterView>),
     /// Done.
     Done,
@@ -96,7 +96,7 @@ pub struct ForwardedRequest {
     pub question: u64,
 }
 
-/// What a question is answered with, or why there is no answer.
+/// Answer to a question, or why there is none.
 pub type OperatorResult = Result<OperatorAnswer, Refused>;
 
 /// A question that waits for an answer. Answered when dropped, if not before.

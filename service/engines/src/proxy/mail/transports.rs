@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::transport::links::{NextEpoch, PaceHere, PathAssignment, Peers};
 use crate::transport::{Network, PoolWorkers, Tag, TransportEvents, TransportHandle, TransportMail, TransportMessage};
 
-/// See the module's documentation. What is told first arrives first.
+/// See the module's documentation. Messages arrive in order.
 pub(crate) struct Transports {
     mail: TransportMail,
-    /// Where engines answer.
+    /// Outlet for engines' answers.
     events: TransportEvents,
 }
 

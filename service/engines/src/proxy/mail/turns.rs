@@ -11,7 +11,7 @@ use crate::proxy::PROXY_QUEUE_MAX;
 use crate::proxy::calls::lane_job::LaneJob;
 use crate::proxy::mail::message::SessionMessage;
 
-/// What a message or an event takes, besides what it runs at once.
+/// Cost of a message or an event, besides the work that it runs at once.
 pub(crate) const ITEM_NS: u64 = 300;
 /// Work of one poll, about: the engines that share the thread wait so long.
 pub(crate) const POLL_NS: u64 = 50_000;
@@ -31,13 +31,13 @@ pub(crate) enum Event {
     Close { session: SessionId },
 }
 
-/// What a tenant has left at the engine.
+/// A tenant's work at the engine.
 #[derive(Default)]
 struct TenantWork {
     /// First: they are what earlier messages led to.
     events: VecDeque<Event>,
     queue: Option<TenantQueueReceiver<SessionMessage>>,
-    /// What comes behind so many of the queue's messages, or behind its last one.
+    /// Events behind so many of the queue's messages, or behind its last one.
     behind: VecDeque<(usize, Event)>,
 }
 
@@ -69,13 +69,13 @@ impl TenantWork {
     }
 }
 
-/// What is done next.
+/// The next item.
 pub(crate) enum Item {
     Event(Event),
     Message(SessionMessage),
 }
 
-/// What all tenants have left at the engine, whose turn it is, and what that costs.
+/// All tenants' work at the engine, their turns, and its costs.
 pub(crate) struct WorkQueues {
     /// From tenants.
     queues: TenantQueues<SessionMessage>,
@@ -109,7 +109,7 @@ impl WorkQueues {
         self.unpaid_ns += ns;
     }
 
-    /// What was charged is nobody's.
+    /// Charged work is nobody's.
     pub(crate) fn forgive(&mut self) {
         self.unpaid_ns = 0;
     }
@@ -176,7 +176,7 @@ mod tests {
         fixture.poll_at(after(61));
         assert_eq!(late.iter().map(|rank| (rank.ended(), rank.failed())).collect::<Vec<_>>(), [(1, 1), (0, 0)]);
         assert!(whole.iter().all(|rank| (rank.ended(), rank.failed()) == (1, 0)), "nobody waits for it");
-        // Of a call whose turn comes at once the time is the same.
+        // A call whose turn comes at once has the same time.
         assert!(whole[1].call_at(8, after(100)));
         fixture.poll_at(after(100));
         fixture.poll_at(after(159));

@@ -27,16 +27,17 @@ use crate::proxy::state::State;
 const ACCOUNT_TIME: Duration = Duration::from_secs(1);
 /// The same, of further looks: whoever has answered neither is named well within the three seconds that an operator waits.
 const FURTHER_ACCOUNT_TIME: Duration = Duration::from_millis(500);
-/// From asking GPUs how far they are to looking at the answer. What has not moved between two looks is stuck, or slow enough to be told of.
+/// From asking GPUs how far they are to looking at the answer. An operation that has not moved between two looks is stuck, or slow enough
+/// to be told of.
 const GPU_LOOKS_APART: Duration = Duration::from_millis(100);
 /// Questions of operators here that are being answered at a time, and as many of hosts: an operator's may wait for a host that is dead, and
 /// is to keep nobody from asking this one. More are refused.
 const INQUIRIES_MAX: usize = 64;
 
-/// What reports call the host of a communicator that is on no other.
+/// Name in reports for the host of a communicator that is on no other.
 const THIS_HOST: &str = "this host";
 
-/// Who wants an account of this host.
+/// Askers of an account of this host.
 enum Wanted {
     /// An operator's question here, of a communicator of this host alone.
     Here { question: u64 },
@@ -50,7 +51,7 @@ struct Gathering {
     wanted: Wanted,
     engines_left: usize,
     flows: Vec<FlowWait>,
-    /// Where GPUs are asked: when `until` is over they are looked at, twice, and that is the account's time.
+    /// Time of GPUs that are asked: when `until` is over they are looked at, twice, and that is the account's time.
     gpus: Option<GpuProgress>,
     until: Instant,
 }
@@ -61,7 +62,7 @@ struct Inquiring {
     comm: Handle,
     communicator: u64,
     rounds: DiagnosisRounds,
-    /// What the first look found, and when it began.
+    /// Accounts of the first look, and when it began.
     first: Option<(Instant, Accounts)>,
     step: InquiryStep,
 }
@@ -81,7 +82,7 @@ impl Inquiring {
         }
     }
 
-    /// What follows from a look that has ended; nothing yet where it has to be looked again, then.
+    /// The verdict of a look that has ended; nothing yet if it has to be looked again, then.
     fn judge(&mut self, began: Instant, accounts: Accounts, now: Instant) -> Result<StuckReport, Instant> {
         let Some((first_began, first)) = &self.first else {
             let report = diagnose(self.communicator, accounts);
@@ -117,7 +118,7 @@ impl Diagnostics {
         gathering.chain(self.inquiring.values().map(Inquiring::until)).min()
     }
 
-    /// Of a look, whose answers are told from those of the one before.
+    /// Number of a look, whose answers are told from those of the one before.
     fn next_number(&mut self) -> u64 {
         self.next += 1;
         self.next

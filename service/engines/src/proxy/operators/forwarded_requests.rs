@@ -6,7 +6,7 @@
 //! operator <-- the answer, or the time is over <-- exchange <-- OperatorResponse <-- whatever became of it
 //! ```
 //!
-//! Who may ask is decided where the operator is: the control socket is root's and the service's own user's. Between hosts links are
+//! The operator's host decides who may ask: the control socket is root's and the service's own user's. Between hosts links are
 //! authenticated, and the root hears only hosts that have ranks of the communicator.
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ enum ForwardedResponse {
 }
 
 impl ForwardedResponse {
-    /// What the root's host says, for the operator.
+    /// The answer of the root's host, for the operator.
     fn read(body: &AccountBody, root: &Name) -> Result<OperatorAnswer, String> {
         match serde_json::from_slice(body.bytes()) {
             Ok(ForwardedResponse::Reconfigured { epoch, cut }) => {
@@ -72,7 +72,7 @@ impl ForwardedRequests {
         self.waiting.values().map(|waiting| waiting.until).min()
     }
 
-    /// What to ask the root's host, whose answer `reply_to` waits for. None where it is refused, and answered here.
+    /// Question to the root's host, whose answer `reply_to` waits for. None where it is refused, and answered here.
     fn ask(&mut self, comm: CommId, request: &OperatorRequest, reply_to: ReplyTo, now: Instant) -> Option<Request> {
         let body = serde_json::to_vec(request).ok().and_then(|json| ChangeBody::new(&json));
         let refusal = match body {
@@ -118,7 +118,7 @@ impl ForwardedRequests {
     }
 }
 
-/// What to tell the host of an operator, whose request has become this. None where no message holds it.
+/// Message to the host of an operator, with the result of the request. None where no message holds it.
 pub(crate) fn response(request: ForwardedRequest, answer: OperatorResult) -> Option<Request> {
     let response = match answer {
         Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })) => ForwardedResponse::Reconfigured { epoch, cut },
@@ -160,7 +160,7 @@ impl ForwardedRequests {
     }
 }
 
-/// What is wanted of a communicator whose root is here, or that has no other hosts.
+/// Executes a request about a communicator whose root is here, or that has no other hosts.
 fn execute(state: &mut State, number: u64, request: &OperatorRequest, reply_to: ReplyTo) {
     match request {
         OperatorRequest::Change { change, window } => {
@@ -215,7 +215,7 @@ mod tests {
         Name::new("host-a").expect("a name")
     }
 
-    /// What no service says: each is refused, with a reason, and nothing else happens.
+    /// Requests that no service makes: each is refused, with a reason, and nothing else happens.
     #[test]
     fn requests_of_broken_hosts_are_refused() {
         let deep = "[".repeat(60_000);

@@ -11,7 +11,7 @@
 //! Several changes may be decided before the first of their operations comes. One whose cut is not below that of a later change
 //! is never in force: on all hosts alike, since all hear the same decisions in the same order.
 //!
-//! A communicator of one host has nobody to agree with: its next collective runs under the new strategy. Where GPUs carry collectives out
+//! A communicator of one host has nobody to agree with: its next collective runs under the new strategy. If GPUs carry collectives out
 //! the ranks' page has it ([`mccs_ipc::device_initiated`]): from the first on that no rank has called.
 //!
 //! Sends and receives belong to no strategy, and are not numbered with collectives: their flows take the ways of the one that was decided last, each when
@@ -42,7 +42,7 @@ use crate::transport::links::{NextEpoch, PaceHere};
 /// Time that hosts have to prepare for a change. Shorter than the operator waits for an answer.
 pub(crate) const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What whoever wants a change says besides.
+/// Terms of a change besides itself.
 #[derive(Default)]
 pub(crate) struct ChangeTerms {
     /// How many more collectives may start while hosts agree; chosen here if absent.
@@ -70,7 +70,8 @@ pub(crate) fn reconfigure(
         None => live.strategies.may_change(in_force, expected),
     };
     if let Some(gpus) = &live.gpus {
-        // Who has not called an operation yet runs it under the new strategy, and all ranks agree on what that is.
+        // A rank that has not called an operation yet runs it under the new strategy, and all ranks agree on which
+        // that is.
         let changed = may_change.and_then(|()| gpus.change(change)).map(|Cut { epoch, from }| {
             live.info.epoch.store(epoch, Ordering::Relaxed);
             OperatorAnswer::Reconfigured(Reconfigured { epoch, cut: from.saturating_sub(1) })
@@ -152,7 +153,8 @@ pub(crate) fn epoch_prepared(state: &mut State, links: LinksId, epoch: u32, made
         Ok(()) if live.strategies.engine_prepared(launched) => Request::Prepared { comm: id, change, launched },
         Ok(()) => return,
         Err(error) => {
-            // What was made stays until all know why it is not to be: a host that found it closed would say so, and be heard first.
+            // Links that were made stay until all know why they are not to be: a host that found them closed would say so, and be
+            // heard first.
             let whose = if error.is_of_way() { Whose::Change } else { Whose::Communicator };
             let refusal = Refusal { whose, reason: Text::new(error.to_string()) };
             Request::Refuse { comm: id, change, refusal }

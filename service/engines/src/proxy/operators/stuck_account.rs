@@ -104,7 +104,7 @@ impl<'a> Waits<'a> {
     ) -> RankAccount {
         let comm = self.comm;
         let called = |info: &RankInfo| comm.info.progress(info).enqueued;
-        // What ranks on GPUs do among themselves shows in what they have called, and in what has ended.
+        // Progress of ranks on GPUs shows in their calls, and in ends.
         let by_all = comm.info.device_initiated.as_ref().and_then(|_| comm.info.ranks.iter().map(called).min());
         let ahead = by_all.filter(|by_all| called(info) > *by_all && member.next().is_none());
         let ahead = ahead.map(|by_all| format!("collective {by_all}, which not all ranks have called"));

@@ -31,7 +31,7 @@ impl Communicators {
         Communicators { table: HandleTable::new(COMMS_MAX), by_links: HashMap::new(), by_id: BTreeMap::new() }
     }
 
-    /// What is held: 0 when all are over.
+    /// Number of held entries: 0 when all are over.
     pub(crate) fn held(&self) -> usize {
         self.table.len() + self.by_links.len() + self.by_id.len()
     }

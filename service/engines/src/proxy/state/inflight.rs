@@ -15,7 +15,7 @@ use crate::proxy::communicator::p2p_queues::Matched;
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
 
-/// What a running job is for.
+/// Purpose of a running job.
 pub(crate) enum Inflight {
     Collective {
         comm: Handle,
@@ -47,7 +47,7 @@ pub(crate) struct RemoteJob {
 pub(crate) struct PutJob {
     pub(crate) comm: Handle,
     pub(crate) rank: u32,
-    /// Of the rank, by number.
+    /// Number of the rank's connection.
     pub(crate) connection: u32,
     pub(crate) bytes: u64,
     /// Whether a GPU's thread copies: nobody records that.
@@ -89,7 +89,7 @@ impl Inflight {
 /// See the module's documentation.
 pub(crate) struct InflightOperations {
     table: HandleTable<Inflight>,
-    /// Of them, messages that may never come.
+    /// Messages among them that may never come.
     listening: usize,
     recorder: Recorder,
 }

@@ -79,7 +79,7 @@ struct Watched {
 /// Streams whose next operation waits for its GPU.
 #[derive(Default)]
 pub(crate) struct SemaphoreWatch {
-    /// By tenant, of whom the first has the next look. Who has been here stays, for the memory: they are those of the configuration.
+    /// By tenant, of whom the first has the next look. Past entries stay, for the memory: they are those of the configuration.
     watched: VecDeque<Watched>,
     /// Streams of all of them.
     count: usize,

@@ -27,12 +27,12 @@ pub(crate) struct Entry {
     pub(crate) ticket: u64,
     pub(crate) called_at: Instant,
     pub(crate) group_continues: bool,
-    /// Of an operation that overlaps with others: their communicator.
+    /// Communicator of an operation that overlaps with others.
     pub(crate) overlaps: Option<Handle>,
     pub(crate) task: Task,
 }
 
-/// What starting an entry means.
+/// The start of an entry.
 pub(crate) enum Task {
     /// The rank's operation number `seq` of `comm` has arrived; the communicator holds the operation itself.
     Collective { comm: Handle, rank: u32, seq: u64 },
@@ -72,7 +72,7 @@ pub(crate) struct Stream {
     ended_at: Option<Instant>,
     /// The last communicator whose end this stream was told of, after its rank had left it.
     told: Handle,
-    /// Where a GPU says how far it has come.
+    /// Semaphore by which a GPU tells its progress.
     semaphore: Option<StreamSemaphore>,
     /// Whether the semaphore is being looked at.
     is_watched: bool,

@@ -27,7 +27,7 @@ const GONE_LOOK: Duration = Duration::from_millis(5);
 pub struct Acceptor {
     listener: Listener,
     name: String,
-    /// Who may use this socket, and their connections: the first that admits a user is its tenant.
+    /// Tenants of this socket, and their connections: the first that admits a user is its tenant.
     tenants: Vec<(Admission, Arrivals<(Socket, PeerCredentials)>)>,
     factory: Arc<SessionFactory>,
     /// Closes sockets of those who are no tenants.
@@ -38,7 +38,7 @@ pub struct Acceptor {
     spare: Option<OwnedFd>,
     /// The last attempt to hand the service over in which it has stood still.
     handed_in: u64,
-    /// What is done once nothing is left of tenants that are taken away.
+    /// Callback once nothing is left of tenants that are taken away.
     gone: Option<Gone>,
 }
 
@@ -239,7 +239,7 @@ impl Drop for Acceptor {
         for (admission, arrivals) in &mut self.tenants {
             arrivals.take_out(|_| true).into_iter().for_each(|(socket, _)| end(&admission.tenant, socket));
         }
-        // Who connects without end does not keep the service from its end. The kernel keeps one more than it is asked for.
+        // Connections without end do not keep the service from its end. The kernel keeps one more than it is asked for.
         let outside = std::iter::from_fn(|| self.listener.accept().ok().flatten()).take(BACKLOG as usize + 1);
         for (socket, peer) in outside {
             match self.tenants.iter().find(|(admission, _)| admission.admits(peer)) {
@@ -323,7 +323,8 @@ mod tests {
         gone.try_recv().expect("nothing is left");
     }
 
-    /// Whom the acceptor has no descriptor for is told so, and its own party's closer closes the socket: the acceptor waits for nothing.
+    /// A client for which the acceptor has no descriptor is told so, and its own party's closer closes the socket: the acceptor waits
+    /// for nothing.
     #[test]
     fn who_is_turned_away_is_closed_by_its_own_closer() {
         for is_tenant in [true, false] {

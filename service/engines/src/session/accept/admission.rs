@@ -1,4 +1,4 @@
-//! Who may use a tenant's socket.
+//! Users of a tenant's socket.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::session::outlets::ProxyQueues;
 /// A tenant that may connect.
 #[derive(Clone)]
 pub struct Admission {
-    /// Who.
+    /// The question's mark.
     pub tenant: Arc<Tenant>,
     /// The users that are it; all, if `None`.
     pub uids: Option<Vec<u32>>,
     /// Part of the path of the cgroup that its processes are in; any, if `None`.
     pub cgroup: Option<String>,
-    /// Where its commands go.
+    /// Queues of its commands.
     pub queues: ProxyQueues,
 }
 

@@ -33,7 +33,7 @@ use crate::session::{SLOW_TO_CLOSE, SessionEngine, State};
 /// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
 /// asks for in one poll, before which it takes all answers in. No answer may be lost, or its asker would wait for ever.
 const REPLIES_BESIDES: usize = 1024;
-/// What is told who comes while the host is emptied.
+/// Message to clients that come while the host is emptied.
 const DRAINING: &str = "the operator is emptying this host (mccsctl drain): it takes no new processes";
 
 /// Sizes of a session's segment.
@@ -49,7 +49,7 @@ pub struct SessionLimits {
 
 /// Makes sessions. Shared by all acceptors.
 pub struct SessionFactory {
-    /// Where their engines run.
+    /// Runtimes of their engines.
     pub runtimes: Arc<Runtimes>,
     /// The runtime where they wait for the hello: who never says it does not disturb those who work.
     pub greeting_runtime: u32,
@@ -59,9 +59,9 @@ pub struct SessionFactory {
     pub limits: SessionLimits,
     /// The proxy engines.
     pub proxies: Arc<Proxies>,
-    /// Where sessions are listed.
+    /// Registry of sessions.
     pub registry: Arc<Registry>,
-    /// Where their regions are made.
+    /// Memory of their regions.
     pub host_memory: Arc<HostMemory>,
     /// Unmaps what they leave.
     pub unmap_worker: UnmapWorker,
@@ -71,7 +71,7 @@ pub struct SessionFactory {
     pub handover: Arc<Handover>,
 }
 
-/// Where proxy engines answer a session.
+/// Mailbox for proxy engines' answers to a session.
 pub(in crate::session) fn replies_of(tenant: &Tenant) -> Mailbox<ProxyReply> {
     // A communicator may be aborted while a rank leaves it. Few sessions ever have so many.
     Mailbox::growing(2 * tenant.quota.ranks_of_session() as usize + REPLIES_BESIDES)
@@ -123,7 +123,7 @@ impl SessionFactory {
         }
     }
 
-    /// Whether a process has one. Who is at work may need another, for its graphs.
+    /// Whether a process has one. A process at work may need another, for its graphs.
     fn has_session(&self, peer: PeerCredentials) -> bool {
         self.registry.sessions().iter().any(|session| (session.peer.pid, session.peer.uid) == (peer.pid, peer.uid))
     }
@@ -269,7 +269,7 @@ impl SessionFactory {
     }
 }
 
-/// What differs between sessions: those that begin, and those that another program has served so far.
+/// Differences between sessions: those that begin, and those that another program has served so far.
 pub(in crate::session) struct SessionParts {
     pub(in crate::session) state: State,
     pub(in crate::session) segment: Segment,
@@ -283,7 +283,7 @@ pub(in crate::session) struct SessionParts {
     pub(in crate::session) charge: Charge,
 }
 
-/// What the kernel may refuse a session.
+/// Parts that the kernel may refuse a session.
 struct SegmentParts {
     fd: OwnedFd,
     segment: Arc<Mapping>,

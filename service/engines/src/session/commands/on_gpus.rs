@@ -17,7 +17,7 @@ use super::{Fence, Invalid, argument};
 use crate::proxy::Operation;
 use crate::session::tables::Memory;
 
-/// Where ranges of different regions stand for a check of overlaps: apart.
+/// Distance that stands for ranges of different regions in a check of overlaps: apart.
 const APART: u64 = 1 << 62;
 
 /// Checks a command to a communicator of GPUs, and completes its operation.
@@ -39,7 +39,7 @@ pub(crate) fn fill_on_gpus(
     }))
 }
 
-/// What is sent, and where what is received goes.
+/// Send and receive operands.
 type SendRecv = (Option<GpuOperand>, Option<GpuOperand>);
 
 /// Completes an operation but for its buffers, which are returned.
@@ -59,7 +59,7 @@ fn fill(operation: &mut Operation, memory: &Memory, command: &Command, nranks: u
     let bytes = |count: Option<u64>| count.and_then(|count| count.checked_mul(size));
     let send_bytes = bytes(kind.send_count(count, nranks, rank, root));
     let recv_bytes = bytes(kind.recv_count(count, nranks, rank, root));
-    // What all ranks have together is addressed, too.
+    // Ranges of all ranks together are addressed, too.
     let whole = bytes(count.checked_mul(u64::from(nranks)));
     let (Some(send_bytes), Some(recv_bytes), Some(_)) = (send_bytes, recv_bytes, whole) else {
         return Err(argument("a buffer would be larger than memory"));

@@ -31,7 +31,7 @@ pub(crate) struct CommandRing {
     taken: VecDeque<Command>,
     /// When there are so many it is looked which have ended.
     look_at: usize,
-    /// Of the service's program before, which has taken them; they come before the ring's.
+    /// Commands that the service's program before has taken; they come before the ring's.
     again: VecDeque<Command>,
 }
 
@@ -137,7 +137,7 @@ impl CommandRing {
         // Also where commands are left in the ring for now.
         self.commands.release();
         if !out.outbox.is_empty() && self.held.is_none() {
-            // Of an index that lies nothing follows.
+            // An index that lies has no consequence.
             let waiting = self.commands.waiting().unwrap_or(0) + self.again.len() as u64;
             self.held = (waiting > 0).then_some(Held { since: now, until: self.popped + waiting });
         }

@@ -1,7 +1,7 @@
 //! Validation of a tenant's command: from untrusted bytes to an operation that is safe to run.
 //!
-//! The command has been copied out of shared memory once; nothing here looks back there. What only a broken or hostile
-//! shim can write fences the session; what a well-behaved one may write by mistake fails the call.
+//! The command has been copied out of shared memory once; nothing here looks back there. A command that only a broken
+//! or hostile shim can write fences the session; one that a well-behaved shim may write by mistake fails the call.
 
 use std::sync::Arc;
 use std::time::Instant;

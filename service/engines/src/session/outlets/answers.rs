@@ -22,7 +22,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 struct Unsent {
     envelope: ResponseEnvelope,
     fds: Arc<[OwnedFd]>,
-    /// Of the descriptors, where they are the answer's alone.
+    /// Charge of the descriptors, if they are the answer's alone.
     charge: Option<Charge>,
     queued_at: Instant,
 }
@@ -102,7 +102,7 @@ impl Answers {
         self.failure.take()
     }
 
-    /// Tells the tenant why its session ends, and nothing that waits any more. Where there is no room, [`Answers::are_all_told`] tries again.
+    /// Tells the tenant why its session ends, and nothing that waits any more. Without room, [`Answers::are_all_told`] tries again.
     pub(crate) fn send_last(&mut self, class: ErrorClass, message: String) {
         self.unsent.clear();
         self.is_deaf = true;

@@ -15,11 +15,11 @@ use crate::proxy::{PROXY_QUEUE_MAX, SessionMessage};
 /// The proxy engines of a service.
 #[derive(Clone)]
 pub struct Proxies {
-    /// Of the host device.
+    /// Queues of the host device.
     pub host: TenantQueueOpener<SessionMessage>,
-    /// Of the GPUs; or why there are none.
+    /// The GPUs' proxy engine; or why there is none.
     pub gpus: Result<GpuProxy, Arc<str>>,
-    /// Who carries out what ranks on GPUs of this host alone call.
+    /// Executor of calls of ranks on GPUs of this host alone.
     pub execution: Execution,
     /// From which payload on that goes by copy engines where the service carries it out; none where it never does.
     pub engines_from: Option<EnginesFrom>,
@@ -37,11 +37,11 @@ pub struct Proxies {
 /// The proxy engine of the GPUs.
 #[derive(Clone)]
 pub struct GpuProxy {
-    /// Where to send to.
+    /// Queues of the engine.
     pub queues: TenantQueueOpener<SessionMessage>,
     /// UUIDs of the GPUs, as the device counts them.
     pub ids: Arc<[GpuUuid]>,
-    /// Of each: those with the same number reach each other.
+    /// Group of each: those with the same number reach each other.
     pub groups: Arc<[u32]>,
     /// Makes regions of tenants' memory there.
     pub importer: Importer,

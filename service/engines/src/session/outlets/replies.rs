@@ -21,7 +21,7 @@ impl Replies {
         Replies { mailbox, opening: 0 }
     }
 
-    /// Where to reply to a join, a leave or an abort.
+    /// Sender for replies to a join, a leave or an abort.
     pub(crate) fn sender(&self) -> Sender<ProxyReply> {
         self.mailbox.sender()
     }

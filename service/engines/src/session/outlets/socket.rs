@@ -12,7 +12,7 @@ use mccs_tenants::{Charge, Resource, Tenant};
 /// How soon it is looked whether descriptors that were sent have been taken.
 const TAKEN_AFTER: Duration = Duration::from_millis(10);
 
-/// A session's socket. What waits in it is closed with it, so that is left to the tenant's closer.
+/// A session's socket. Messages that wait in it are closed with it, so that is left to the tenant's closer.
 pub(crate) struct TenantSocket {
     /// `None` only while dropping.
     socket: Option<Socket>,
@@ -81,7 +81,7 @@ impl TenantSocket {
         Some(self.look_at.unwrap_or(now + TAKEN_AFTER))
     }
 
-    /// What is readable once the tenant has sent something, or its process has ended.
+    /// Descriptors that are readable once the tenant has sent something, or its process has ended.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         std::iter::once(self.as_fd()).chain(self.process.as_ref().map(AsFd::as_fd)).collect()
     }

@@ -49,7 +49,7 @@ pub(crate) struct HandedMemory {
     pub(crate) regions: TableState<RegionState>,
     /// Freed, and used by operations that have not ended.
     pub(crate) freed: Vec<(Handle, RegionState)>,
-    /// Of all of them, in order.
+    /// Descriptors of all of them, in order.
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
@@ -83,7 +83,7 @@ impl Memory {
     /// The memory that another program has made for a session, with a descriptor of each region; and regions that pending commands alone name.
     ///
     /// # Errors
-    /// Why it cannot be gone on with. What of it could be mapped is given back as any other that a session leaves.
+    /// Why it cannot be gone on with. Memory that could be mapped is given back as any other that a session leaves.
     pub(crate) fn resumed(
         tenant: &Arc<Tenant>,
         state: &TableState<RegionState>,
@@ -142,7 +142,7 @@ impl Memory {
         regions.filter_map(|region| duplicate(&region.descriptor()?).ok()).collect()
     }
 
-    /// What another program goes on with where there is no obstacle, and descriptors.
+    /// State with which another program goes on if there is no obstacle, and descriptors.
     ///
     /// # Errors
     /// This process has no descriptors left.
@@ -381,7 +381,7 @@ fn no_region(region: Handle) -> SetupError {
     SetupError { class: ErrorClass::InvalidArgument, message: format!("there is no region {region:?}") }
 }
 
-/// What makes regions of a GPU of the service's.
+/// Importer for regions of a GPU of the service's.
 fn importer_of<'a>(proxies: &'a Proxies, gpu: &GpuUuid) -> Result<&'a Importer, String> {
     proxies.find_gpu(gpu)?;
     proxies.gpus.as_ref().map(|gpus| &gpus.importer).map_err(ToString::to_string)

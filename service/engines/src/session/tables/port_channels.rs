@@ -39,7 +39,7 @@ struct RankFifo {
     owner: Asker,
     writer: Writer,
     triggers: TriggerConsumer,
-    /// Of kernels: how often their process had said that they are about to write, when that was looked at.
+    /// For kernels: how often their process had said that they are about to write, when that was looked at.
     expected: u64,
     /// Last: its memory goes when nobody writes there any more.
     _opened: Arc<OpenedSegment>,

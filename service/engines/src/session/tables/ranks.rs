@@ -56,7 +56,7 @@ pub(crate) struct ReadyRank {
 }
 
 impl CommSlot {
-    /// What its rank has joined as, to be changed.
+    /// Seat of its rank, to be changed.
     fn seat_mut(&mut self) -> &mut Seat {
         match self {
             CommSlot::Joining(seat, _)
@@ -76,7 +76,7 @@ impl CommSlot {
     }
 }
 
-/// What a tenant asks for where a rank joins; see [`mccs_ipc::protocol::Request::InitRank`].
+/// A tenant's call where a rank joins; see [`mccs_ipc::protocol::Request::InitRank`].
 #[derive(Clone)]
 pub(crate) struct JoinCall {
     pub(crate) id: UniqueId,
@@ -104,7 +104,7 @@ fn root_of(address: &str) -> Result<Option<Name>, String> {
         .ok_or_else(|| format!("root address {address:?}: it is the name of the host of rank 0"))
 }
 
-/// What a rank joins as a part of a whole, with its share of the whole's quota.
+/// A part of a whole that a rank joins, with its share of the whole's quota.
 struct Part {
     part: PartOf,
     charge: Charge,
@@ -209,7 +209,7 @@ impl Ranks {
         }
     }
 
-    /// What another program goes on with where there is no obstacle.
+    /// State with which another program goes on if there is no obstacle.
     pub(crate) fn hand_over(&self) -> HandedRanks {
         let (mut slots, mut joining, mut leaving) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (generation, slot)) in (0..).zip(self.slots.slots()) {
@@ -315,7 +315,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// What a rank joins as a part, with its share of the whole's quota; none where it joins a whole.
+    /// The part that a rank joins, with its share of the whole's quota; none if it joins a whole.
     fn part_of(
         &self,
         out: &Outlets,
@@ -330,7 +330,7 @@ impl Ranks {
         let Some(whole) = joining.role.whole() else { return Ok(None) };
         let refused = |why: String| Err(format!("a rank cannot join a part of communicator {whole:?}: {why}"));
         let Ok(ReadyRank { rank, info, seat, .. }) = self.ready(whole) else {
-            // What graphs replay may be of a session of its own, which ends it.
+            // Copies for graphs may be of a session of its own, which ends it.
             let is_apart = matches!(joining.role, Role::Graphs { .. });
             return if is_apart { Ok(None) } else { refused("the session has no such rank".into()) };
         };
@@ -350,7 +350,7 @@ impl Ranks {
         }
     }
 
-    /// What a rank joins as a part of a whole that another session of its process has.
+    /// The part that a rank joins of a whole that another session of its process has.
     fn part_of_process(&self, out: &Outlets, whole: UniqueId, joining: Joining) -> Result<PartOf, String> {
         let (tenant, pid) = (&out.session.tenant.name, out.session.peer.pid);
         let is_whole = |comm: &Arc<CommInfo>| comm.id == whole && comm.part.is_none() && comm.tenant == *tenant;
@@ -477,7 +477,7 @@ impl Ranks {
             pinned_to: out.proxies.pinned_to(&info),
             reduction_ring: info.reduction_ring.clone(),
         };
-        // Who was to be staged may have been found to have all peers on this host.
+        // A rank that was to be staged may have been found to have all peers on this host.
         let place = if info.device_initiated.is_some() { Place::Gpus } else { Place::Host };
         if let Some(slot) = self.slots.get_mut(tenant_comm)
             && let CommSlot::Resuming(seat, rounds) = slot
@@ -516,7 +516,7 @@ impl Ranks {
     }
 }
 
-/// What a tenant asks of a communicator, without a traffic class that the operator does not allow.
+/// A tenant's wishes for a communicator, without a traffic class that the operator does not allow.
 fn allowed(tenant: &Tenant, options: JoinOptions) -> JoinOptions {
     let traffic_class = options.traffic_class.filter(|class| tenant.allows_class(*class));
     if let Some(class) = options.traffic_class.filter(|_| traffic_class.is_none()) {

@@ -1,4 +1,4 @@
-//! What a session's rank has joined as, with the GPU memory that stands for its regions.
+//! Seat of a session's rank, with the GPU memory that stands for its regions.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use mccs_model::SetupError;
 use mccs_tenants::Charge;
 
-/// What a session's rank has joined as.
+/// Seat of a session's rank.
 #[derive(Clone)]
 pub(crate) struct Seat {
     pub(crate) role: Role,
@@ -28,9 +28,9 @@ pub(crate) struct Seat {
 pub(crate) struct SlotTwin {
     pub(crate) memory: Arc<GpuTwin>,
     pub(crate) region: Handle,
-    /// Whose messages it is for; a rail's is for collectives.
+    /// Peer whose messages it is for; a rail's is for collectives.
     pub(crate) peer: Option<u32>,
-    /// Where the part begins in the region.
+    /// Offset of the part in the region.
     pub(crate) offset_bytes: u64,
 }
 

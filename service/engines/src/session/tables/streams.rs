@@ -25,7 +25,7 @@ pub(crate) struct StreamSlot {
 
 /// An operation does not have the ticket that comes next.
 pub(crate) struct WrongTicket {
-    /// What comes next.
+    /// Ticket of the next operation.
     pub(crate) expected: u64,
 }
 
@@ -82,7 +82,7 @@ impl Streams {
         self.slots.iter().any(|(_, slot)| slot.is_ordered)
     }
 
-    /// What another program goes on with, where none waits for a GPU. When operations have ended is known later.
+    /// State with which another program goes on, if none waits for a GPU. When operations have ended is known later.
     pub(crate) fn hand_over(&self) -> TableState<StreamState> {
         TableState(self.slots.slots().map(|(of, slot)| (of, slot.map(|_| StreamState { ended: 0 }))).collect())
     }

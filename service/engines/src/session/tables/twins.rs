@@ -73,7 +73,7 @@ fn twin_place(ranks: &Ranks, proxies: &Proxies, part: TwinPart) -> Result<TwinPl
     let system = |message: String| SetupError { class: ErrorClass::System, message };
     let gpus = proxies.gpus.as_ref().map_err(|reason| system(reason.to_string()))?;
     gpus.twins.check().map_err(|reason| system(reason.to_string()))?;
-    // What goes from rank to rank of a host is copied by processors.
+    // Data from rank to rank of a host is copied by processors.
     let is_here = |peer| info.ranks.iter().any(|rank| rank.rank == peer);
     if info.hosts.len() < 2 || peer.map_or(info.ranks.len() != 1, is_here) {
         return Err(system("other ranks of it are at this service".into()));

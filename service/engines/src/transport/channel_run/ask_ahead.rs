@@ -24,9 +24,9 @@ impl Ask {
     }
 }
 
-/// The step behind `asked` whose messages may be asked for while a program is at step `at`: its next receive, of the same peer, with nothing
-/// but sends between. Where the message goes to its place, no step that is not over may use that. (A peer sends it only when it has come to it in
-/// its program: what the messages before it say of others, it says, too.)
+/// The step behind `asked` whose messages may be asked for while a program is at step `at`: its next receive, of the same peer, with
+/// nothing but sends between. If the message goes to its place, no step that is not over may use that. (A peer sends it only when it has
+/// come to it in its program: what the messages before it say of others, it says, too.)
 pub(super) fn next_to_ask(steps: &[Step], at: usize, asked: usize) -> Option<usize> {
     let (Step::Recv { peer, .. } | Step::RecvReduce { peer, .. }) = steps.get(asked)? else { return None };
     let behind = steps.get(asked + 1..)?;
@@ -42,7 +42,7 @@ pub(super) fn next_to_ask(steps: &[Step], at: usize, asked: usize) -> Option<usi
     }
 }
 
-/// Whether a step reads or writes any of a span. Of a rank's send and receive buffers one may lie in the other.
+/// Whether a step reads or writes any of a span. One of a rank's send and receive buffers may lie in the other.
 fn uses(step: &Step, span: &RankSpan) -> bool {
     let is_used = |of: &RankSpan| {
         let (own, other) = (span.span, of.span);

@@ -31,10 +31,10 @@ use super::links::{Links, Staging};
 use super::workers::Tag;
 
 /// Messages to be reduced that a program asks for before they come: enough for a reduction to overlap with what arrives next, and few
-/// enough to stay in the cache. Of messages that go where they belong it asks for as many as their flow has room for.
+/// enough to stay in the cache. Messages that go where they belong are asked for ahead, as many as their flow has room for.
 const REDUCES_AHEAD: usize = 3;
 
-/// Where a channel's programs reach other hosts.
+/// Links of a channel's programs to other hosts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Remote {
     pub(super) links: LinksId,
@@ -53,7 +53,7 @@ impl Remote {
     }
 }
 
-/// What a program of this host offers another.
+/// Offers of a program of this host to another.
 struct Offers {
     src: u32,
     dst: u32,
@@ -64,7 +64,7 @@ struct Incoming {
     src: u32,
     dst: u32,
     flow: RecvFlow,
-    /// Of its longest message.
+    /// Bytes of its longest message.
     message_bytes: u64,
     meter: Arc<FlowMeter>,
 }
@@ -75,11 +75,11 @@ struct Receive {
     count: u64,
     /// When it was, if that is recorded.
     since_ns: u64,
-    /// Where it goes if it is to be reduced.
+    /// Its place if it is to be reduced.
     staging: Option<Staging>,
 }
 
-/// Where a program is.
+/// Progress of a program.
 #[derive(Default)]
 struct Cursor {
     step: usize,
@@ -105,7 +105,7 @@ pub(super) struct ChannelRun {
     spare_staging: Vec<Staging>,
 }
 
-/// What a step of a program did.
+/// The result of a step of a program.
 enum Ran {
     /// Nothing can be done now.
     Waits,

@@ -26,7 +26,7 @@ struct Outgoing {
     dst: u32,
     flow: SendFlow,
     meter: Arc<FlowMeter>,
-    /// What the flow had no room for, and how many elements of the first of them have been posted.
+    /// Spans for which the flow had no room, and how many elements of the first of them have been posted.
     queue: VecDeque<RankSpan>,
     posted: u64,
     /// Posted, and not ended.

@@ -12,7 +12,7 @@ use mccs_transport::{FlowOptions, FlowPath, FlowSpec, TransportError};
 use super::MESSAGE_BYTES;
 use super::paths::{PathAssignment, Peers, detours};
 
-/// What flows begin with, whatever their path.
+/// Options with which flows begin, whatever their path.
 pub(super) struct FlowDefaults {
     pub(super) any: FlowOptions,
     /// Over each transport, where strategies say over which.
@@ -28,7 +28,7 @@ impl FlowDefaults {
     }
 }
 
-/// What a link begins with on the path of its strategy.
+/// Options with which a link begins on the path of its strategy.
 pub(super) fn with_path_of(
     begin: &FlowOptions,
     peers: &Peers,
@@ -49,7 +49,7 @@ pub(super) fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions)
     FlowSpec { number: link.flow_number(), peer: format!("rank {peer} on {host}"), options: options.clone() }
 }
 
-/// What the operator is told of a flow.
+/// A flow's name for the operator.
 pub(super) fn flow_name(
     id: LinksId,
     link: LinkKey,

@@ -72,9 +72,9 @@ struct Sending {
 struct LinkSet {
     listener: Listener,
     peers: Option<Arc<Peers>>,
-    /// Of strategies that are not over.
+    /// Assignments of strategies that are not over.
     epochs: BTreeMap<u32, Arc<PathAssignment>>,
-    /// Of point-to-point operations.
+    /// Assignment of point-to-point operations.
     pairs: Arc<PathAssignment>,
     /// Ordered, like `recvs`, so that a simulation closes them in the same order each time.
     sends: BTreeMap<LinkKey, Sending>,
@@ -92,7 +92,7 @@ pub struct Links {
     pub transport: Box<dyn Transport>,
     listen: ListenOptions,
     defaults: FlowDefaults,
-    /// Of tests: no message is longer.
+    /// Limit of tests: no message is longer.
     message_bytes_max: u64,
     sets: HashMap<LinksId, LinkSet>,
     /// Epochs whose flows are not all connected yet.
@@ -102,14 +102,14 @@ pub struct Links {
     staging: StagingPool,
     /// When something that has to wait by its pace may go on.
     wake_at: Option<Instant>,
-    /// Where what flows carry is counted.
+    /// Meters of flows.
     meters: Arc<FlowTable>,
     wire_looks: WireLooks,
-    /// Where what flows find out about paths is told.
+    /// Log of flows' news about paths.
     path_events: Arc<PathEventLog>,
     /// The engine's.
     recorder: Recorder,
-    /// What flows say of paths may be much.
+    /// News of flows about paths may be many.
     budget: LogBudget,
 }
 
@@ -199,7 +199,7 @@ impl Links {
         progress
     }
 
-    /// What counts what a flow carries, either direction.
+    /// Meter of a flow, either direction.
     fn meter_of(&self, flow: FlowId) -> Option<&FlowMeter> {
         self.sets.values().find_map(|set| {
             let sends = set.sends.values().map(|Sending { flow, meter, .. }| (FlowId::from(*flow), meter));
@@ -208,7 +208,7 @@ impl Links {
         })
     }
 
-    /// Whose flow it is, where it goes, and what counts what it carries.
+    /// A flow's link, its peer, and its meter.
     fn peer_of(&self, flow: SendFlow) -> Option<(LinkKey, Name, &FlowMeter)> {
         self.sets.values().find_map(|set| {
             let (link, sending) = set.sends.iter().find(|(_, sending)| sending.flow == flow)?;
@@ -235,7 +235,7 @@ impl Links {
         Links { recorder, ..self }
     }
 
-    /// Where messages are recorded.
+    /// Recorder of messages.
     #[must_use]
     pub fn recorder(&self) -> &Recorder {
         &self.recorder
@@ -253,8 +253,8 @@ impl Links {
         self.is_empty() && self.transport.usage().lingering == 0
     }
 
-    /// What is held although it belongs to no communicator: 0, unless something was forgotten. Staging memory that is kept
-    /// for later is not counted.
+    /// Number of held entries although they belong to no communicator: 0, unless something was forgotten. Staging memory
+    /// that is kept for later is not counted.
     #[must_use]
     pub fn leaked(&self) -> usize {
         let Usage { listeners, flows, registrations, lingering: _ } = self.transport.usage();
@@ -282,13 +282,13 @@ impl Links {
         }
     }
 
-    /// Who is where in a communicator.
+    /// Places of a communicator's ranks.
     #[must_use]
     pub fn peers(&self, id: LinksId) -> Option<Arc<Peers>> {
         self.sets.get(&id)?.peers.clone()
     }
 
-    /// What came over a link is of another call than this host's ranks have made.
+    /// A message over a link is of another call than this host's ranks have made.
     #[must_use]
     pub fn mismatch(&self, id: LinksId, link: LinkKey, bytes: u64, expected_bytes: u64) -> ChannelFault {
         let peers = self.sets.get(&id).and_then(|set| set.peers.as_ref());
@@ -338,7 +338,7 @@ impl Links {
         set.twins.forget(&mut *self.transport);
     }
 
-    /// What the transport calls memory of a GPU that a communicator's flows use. It is registered for as long as they are there.
+    /// The transport's key for memory of a GPU that a communicator's flows use. It is registered for as long as they are there.
     ///
     /// # Errors
     /// A device does not take it.

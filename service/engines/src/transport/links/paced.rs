@@ -15,15 +15,15 @@ use super::{LinkSet, Links, Sending};
 pub struct PaceHere {
     /// How fast, and when.
     pub pace: Arc<Pace>,
-    /// Where it is counted what they make of it.
+    /// Counter of the flows' use of it.
     pub pace_use: Arc<PaceUse>,
-    /// What its tenant sends from here, all its communicators by all engines; where that has a cap.
+    /// Bucket of its tenant here, for all its communicators by all engines; if that has a cap.
     pub tenant: Option<Arc<SharedBucket>>,
 }
 
 /// All links on a channel to a host, of whichever ranks and strategies.
 pub(super) struct Paced {
-    /// What the communicator's pace says of them, in bits per second.
+    /// Cap of the communicator's pace, in bits per second.
     cap_bps: Option<u64>,
     /// Point-to-point operations have one that engines share.
     bucket: Bucket,
@@ -46,7 +46,7 @@ pub(super) struct Turn {
     bytes: u64,
 }
 
-/// What holds a link back.
+/// Limits that hold a link back.
 struct Held<'a> {
     paced: &'a mut Paced,
     /// In place of its own bucket.

@@ -16,15 +16,15 @@ use super::MESSAGE_BYTES;
 pub struct PeerHost {
     /// Its name.
     pub name: Name,
-    /// Where its engines accept, by engine.
+    /// Listeners of its engines, by engine.
     pub listeners: Vec<ListenerHandle>,
     /// Which of them do for which links.
     pub engines: LinkEngines,
-    /// What point-to-point operations send there, which several engines do.
+    /// Bucket of point-to-point operations there, which several engines do.
     pub pairs: Arc<SharedBucket>,
 }
 
-/// Who is where in a communicator.
+/// Places of a communicator's ranks.
 #[derive(Debug, Clone)]
 pub struct Peers {
     /// All its hosts.
@@ -80,7 +80,7 @@ pub struct HostFlow {
 /// Paths through the network that a strategy gives a communicator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathAssignment {
-    /// What carries the flows, where hosts have a choice.
+    /// Transport of the flows, if hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Channels go round them. None: all flows are alike.
     pub paths: Vec<FlowPath>,
@@ -88,7 +88,8 @@ pub struct PathAssignment {
     pub chosen: BTreeMap<HostFlow, u16>,
     /// NICs of this host that channels of flows over RDMA go round, where paths name none.
     pub nics: Arc<[Device]>,
-    /// Of a rail: its GPU's place among those of this host. Its paths are those by its own NICs, where some are, and rails begin at different ones.
+    /// For a rail: its GPU's place among those of this host. Its paths are those by its own NICs, where some are, and rails begin at
+    /// different ones.
     pub rail: Option<u16>,
 }
 
@@ -155,7 +156,7 @@ impl PathAssignment {
 pub struct NextEpoch {
     /// Its number.
     pub epoch: u32,
-    /// Where its flows go.
+    /// Paths of its flows.
     pub assignment: Arc<PathAssignment>,
     /// Links that are made before its first operation; others as for the first strategy.
     pub sends: Vec<LinkKey>,
@@ -192,7 +193,7 @@ impl Peers {
         if is_steered { None } else { self.near(link, link.dst, link.src) }
     }
 
-    /// Of messages of a rank of this host with a peer, one of the NICs near its GPU.
+    /// One of the NICs near its GPU, for messages of a rank of this host with a peer.
     fn near(&self, link: LinkKey, own: u32, peer: u32) -> Option<&Device> {
         let (track, near) = (link.track()?, self.nics_of_ranks.get(&own)?);
         near.get(((peer + track) as usize).checked_rem(near.len())?)
@@ -225,7 +226,7 @@ pub(super) fn detours(
     let place = all.clone().position(|path| Some(path) == own).map_or(0, |place| place + 1);
     let mut detours = Vec::new();
     let in_turn = all.clone().skip(place).chain(all.clone().take(place)).map(|path| flow.on(path).path());
-    // Where nobody has named another way, the switches may know one.
+    // If nobody has named another way, the switches may know one.
     let nowhere = FlowPath::default();
     for path in in_turn.filter(|path| *path != nowhere).chain([nowhere.clone()]) {
         if !detours.contains(&path) {

@@ -11,7 +11,7 @@ use mccs_transport::{MemoryKey, Transport, TransportError};
 pub(super) struct Twins(BTreeMap<u64, (MemoryKey, Arc<GpuTwin>)>);
 
 impl Twins {
-    /// What a transport calls it.
+    /// The transport's key for it.
     ///
     /// # Errors
     /// A device does not take it.

@@ -11,7 +11,7 @@ fn names(count: usize) -> Vec<Name> {
     (0..count).map(|i| Name::new(&format!("h{i}")).unwrap()).collect()
 }
 
-/// What may happen next in the property test. Hosts beyond the last are counted from the first again.
+/// Steps of the property test. Hosts beyond the last are counted from the first again.
 #[derive(Debug, Clone)]
 enum Step {
     /// The coordinator proposes the next change, with such a window, if the last one is decided.
@@ -50,7 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a host says to the coordinator.
+/// Messages of a host to the coordinator.
 enum Said {
     Message(AgreementMessage),
     Left,
@@ -59,7 +59,7 @@ enum Said {
 #[derive(Default)]
 struct Host {
     participant: Participant,
-    /// Of each operation that it has launched, the change under which that ran.
+    /// For each operation that it has launched, the change under which that ran.
     launched: Vec<u64>,
     limit: Option<u64>,
     /// Changes that its device side has not answered.
@@ -186,7 +186,7 @@ impl World {
         self.decide(Some(Decision::Abort { refusal: Refusal::own(format!("{} has left", self.names[from])) }));
     }
 
-    /// What the coordinator makes of what a host says.
+    /// The coordinator's answer to a host.
     fn answered(&mut self, from: usize, message: &AgreementMessage) -> Option<Decision> {
         let (host, coordinator) = (&self.names[from], self.coordinator.as_mut()?);
         match message {
@@ -243,7 +243,7 @@ impl World {
         }
     }
 
-    /// What happens at a host that has not left.
+    /// A step at a host that has not left.
     fn take_at(&mut self, number: usize, step: &Step) {
         let host = &mut self.hosts[number];
         match *step {

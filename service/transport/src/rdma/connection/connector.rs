@@ -27,7 +27,7 @@ pub(in crate::rdma) struct QpConnect {
     pub(in crate::rdma) qp: Arc<QueuePair>,
     pub(in crate::rdma) path: QpPath,
     pub(in crate::rdma) timers: QpTimers,
-    /// What the device is to be told besides, if it can be.
+    /// Source port that the device is to be told besides, if it can be.
     pub(in crate::rdma) source_port: Option<u16>,
 }
 
@@ -40,17 +40,17 @@ pub(in crate::rdma) struct Job {
     /// Which of the transport's ports.
     pub(in crate::rdma) port: usize,
     pub(in crate::rdma) peer: Gid,
-    /// What the queue pairs have reserved, for whoever destroys them.
+    /// Places that the queue pairs have reserved, for whoever destroys them.
     pub(in crate::rdma) places: Places,
     pub(in crate::rdma) qp_connects: Vec<QpConnect>,
 }
 
-/// What came of a job.
+/// The result of a job.
 #[derive(Debug)]
 pub(in crate::rdma) struct Connected {
     pub(in crate::rdma) job: Job,
     pub(in crate::rdma) result: Result<(), Fault>,
-    /// What the device said when it was told UDP source ports, if it does not take them.
+    /// The device's answer when it was told UDP source ports, if it does not take them.
     pub(in crate::rdma) untold: Option<Result<(), VerbsError>>,
 }
 
@@ -85,13 +85,13 @@ impl Connector {
         self.worker.do_in_place(is_in_place);
     }
 
-    /// Begins to connect. What comes of it is said later, once.
+    /// Begins to connect. Its result is told later, once.
     pub(in crate::rdma) fn begin(&mut self, job: Job, now: Instant) {
         let unreachable = Arc::clone(&self.unreachable);
         self.worker.begin(Connecting { job, begun: now, unreachable, result: Ok(()), untold: None });
     }
 
-    /// What came of a job, if one has ended.
+    /// The result of a job, if one has ended.
     pub(in crate::rdma) fn take(&mut self) -> Option<Connected> {
         self.worker.take().map(|Connecting { job, result, untold, .. }| Connected { job, result, untold })
     }
@@ -106,7 +106,7 @@ impl Connector {
         self.worker.descriptor()
     }
 
-    /// What has been said by the descriptor is known.
+    /// The descriptor's news is known.
     pub(in crate::rdma) fn hear(&self) {
         self.worker.hear();
     }
@@ -210,7 +210,7 @@ mod tests {
             assert_eq!(bench.fabric.looking(), 1);
             assert_eq!(states(&bench, send, recv)[0], FlowState::Connecting);
             assert!(bench.sides[side].handshakes.connector_mut().take().is_none());
-            // Who sleeps is woken.
+            // A sleeper is woken.
             bench.fabric.keep_looking(&bench.hosts[side].clone(), false);
             let mut woken = [PollFd::new(bench.sides[side].descriptor().expect("one"), PollFlags::POLLIN)];
             assert_eq!(poll(&mut woken, PollTimeout::NONE), Ok(1));

@@ -32,7 +32,7 @@ pub(in crate::rdma) struct ControlChannels {
     by_flow: HashMap<FlowId, Handle>,
     /// By this host's address.
     returns: HashMap<IpAddr, ReturnListener>,
-    /// What the last poll came to, or what was asked for has made of it.
+    /// Progress of the last poll, or of later requests.
     said: Progress,
 }
 
@@ -172,7 +172,7 @@ impl ControlChannels {
 
     /// Moves records. Returns whether there was anything.
     pub(in crate::rdma) fn poll(&mut self, cx: &Context) -> bool {
-        // What the runtime has seen may have been seen in a poll that did not come here.
+        // The runtime's news may have been seen in a poll that did not come here.
         self.said = self.tcp.poll(&Context { is_readable: true, ..*cx });
         self.is_busy()
     }
@@ -180,7 +180,7 @@ impl ControlChannels {
     /// A channel to which something has happened: of which flow, if that is there.
     pub(in crate::rdma) fn next_news(&mut self) -> Option<Option<Handle>> {
         let of = self.tcp.take_news()?;
-        // What is said and asked for in answer is for the next poll: epoll need not tell of what has come already.
+        // Messages in answer are for the next poll: epoll need not tell of what has come already.
         self.said = Progress::Busy;
         Some(self.by_flow.get(&of).copied())
     }

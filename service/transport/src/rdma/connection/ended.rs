@@ -16,7 +16,7 @@ use crate::rdma::verbs::ProtectionDomain;
 #[derive(Debug)]
 pub(in crate::rdma) struct Ended {
     port: usize,
-    /// Of the port's device, as it was opened then.
+    /// Protection domain of the port's device, as it was opened then.
     pd: Arc<ProtectionDomain>,
     places: Places,
     /// `None` when it has ended. The connection goes before the memory that it knows.

@@ -2,9 +2,9 @@
 //! and connected to the peer's. All are of one port. A connection goes from one side of a flow to
 //! the other.
 //!
-//! A flow has one connection at a time, and another one when that breaks. What can be unfinished on a queue pair is bounded: sends have
-//! their places in its queue, and only the last one of those posted together makes a completion, or of those that nobody waits for one
-//! of many; and receives are posted anew when half of them are used up.
+//! A flow has one connection at a time, and another one when that breaks. Unfinished work on a queue pair is bounded: sends have their
+//! places in its queue, and only the last one of those posted together makes a completion, or of those that nobody waits for one of
+//! many; and receives are posted anew when half of them are used up.
 
 pub(in crate::rdma) mod connector;
 pub(in crate::rdma) mod control_channel;
@@ -51,7 +51,7 @@ pub(in crate::rdma) fn wr_id(qp: Handle, is_receive: bool) -> u64 {
     u64::from(qp.generation) << 32 | u64::from(qp.index) << 1 | u64::from(is_receive)
 }
 
-/// What [`wr_id`] named.
+/// Connection and kind that [`wr_id`] named.
 pub(in crate::rdma) fn of_wr_id(wr_id: u64) -> (Handle, bool) {
     (Handle { index: wr_id as u32 >> 1, generation: (wr_id >> 32) as u32 }, wr_id & 1 == 1)
 }
@@ -60,7 +60,7 @@ pub(in crate::rdma) fn of_wr_id(wr_id: u64) -> (Handle, bool) {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rdma) struct Shape {
     pub(in crate::rdma) qps: u16,
-    /// Of the first queue pair, and of each of the others.
+    /// Sends of the first queue pair, and of each of the others.
     pub(in crate::rdma) sends: [u32; 2],
     pub(in crate::rdma) receives: [u32; 2],
     /// Sends in a row of a queue pair of which none makes a completion, at most.
@@ -179,7 +179,7 @@ impl Qp {
     }
 }
 
-/// What a refused call means for a flow.
+/// Fault of a flow after a refused call.
 pub(in crate::rdma) fn fault(error: VerbsError) -> Fault {
     Fault::Os { call: error.call, reason: error.errno }
 }
@@ -195,7 +195,7 @@ pub(in crate::rdma) struct Connection {
     pub(in crate::rdma) ring: MemoryRegion,
 }
 
-/// What [`Connection::new`] needs of the devices.
+/// Needs of [`Connection::new`] from the devices.
 pub(in crate::rdma) struct Making<'a> {
     pub(in crate::rdma) ports: &'a mut [Port],
     pub(in crate::rdma) owners: &'a mut Owners,

@@ -56,7 +56,7 @@ impl SideAddress {
     }
 }
 
-/// Where one side writes into the other's memory: the receiver credits, the sender short messages.
+/// Address at which one side writes into the other's memory: the receiver credits, the sender short messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::rdma) struct RingAddress {
     pub(in crate::rdma) address: u64,
@@ -89,7 +89,7 @@ pub(in crate::rdma) enum Record {
         received: u64,
         /// Those of them for which there was a buffer: credits count from there.
         taken: u64,
-        /// Where short messages may be written, if anywhere.
+        /// Address for short messages, if there is one.
         inbox: Option<RingAddress>,
     },
     Ready {
@@ -197,8 +197,8 @@ pub(in crate::rdma) const CREDIT_BYTES: usize = size_of::<Credit>();
 /// Longest message that goes to the inbox: to copy one takes less time than a credit's way through the network.
 pub(in crate::rdma) const SHORT_BYTES_MAX: u64 = 4096;
 
-/// What stands before a short message in the receiver's inbox: number n at slot n, counted round. The number tells the receiver
-/// that the message is there, and not in the posted buffer.
+/// Head of a short message in the receiver's inbox: number n at slot n, counted round. The number tells the receiver that the
+/// message is there, and not in the posted buffer.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(in crate::rdma) struct ShortHead {

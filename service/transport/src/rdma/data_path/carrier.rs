@@ -1,6 +1,6 @@
 //! Devices and registered memory together, as flows use them to connect and to carry bytes.
 //!
-//! Both of a flow's connections and of its bytes need the two at once. What goes wrong is returned, for `failover/` to judge.
+//! Both of a flow's connections and of its bytes need the two at once. Faults are returned, for `failover/` to judge.
 
 use mccs_ipc::types::Handle;
 
@@ -46,7 +46,7 @@ impl Carrier {
             Half::Send(sender) => {
                 // Each message needs a credit; as many may lie in the ring as are taken from it.
                 let receives = [(2 * slots).min(limit), 1];
-                // Of as many copies as there is room for, the first half is always known to arrive, or not to.
+                // The first half of as many copies as there is room for is always known to arrive, or not to.
                 ([outstanding; 2], receives, slots / (2 * u32::from(qps.max(1))), sender.shared())
             }
             // Twice what a sender has under way: half of them are posted anew when the other half is used up.

@@ -25,7 +25,7 @@ pub(in crate::rdma) struct Flusher {
     qp: QueuePair,
     name: Handle,
     places: Places,
-    /// What is read goes here, and is of no interest.
+    /// Target of reads, whose bytes are of no interest.
     scratch: MemoryRegion,
     scratch_address: u64,
     _scratch: Box<u64>,

@@ -6,7 +6,7 @@
 //! service names every region with a number that is never used again, so that memory which comes to lie at the same address
 //! later is never taken for the one that was there. Other memory is never kept: nobody says when it goes.
 //!
-//! A device other than the first that there is learns of memory when a flow first uses it there. What is long is pinned by a thread
+//! A device other than the first that there is learns of memory when a flow first uses it there. Long memory is pinned by a thread
 //! of its own (`blocking_worker.rs`), and the flows that are to use it wait: those of other tenants do not.
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ const PINNED_BY_WORKER_ABOVE_BYTES: u64 = 1 << 20;
 /// Ports of a transport.
 pub(in crate::rdma) const PORTS_MAX: usize = mccs_config::limits::RDMA_PORTS_MAX;
 
-/// What a device knows of a registration.
+/// A device's knowledge of a registration.
 #[derive(Debug, Default)]
 enum Known {
     #[default]
@@ -41,7 +41,7 @@ enum Known {
     /// The work of this number has it pinned.
     Pending(u64),
     Yes(MemoryRegion),
-    /// It does not take it, which whoever asks next is told. Who asks after that has it tried again.
+    /// It does not take it, which whoever asks next is told. A later question has it tried again.
     Refused(TransportError),
 }
 
@@ -65,12 +65,12 @@ struct GpuBuffer {
     access: Option<GpuAccess>,
 }
 
-/// What may take the kernel long.
+/// Work that may take the kernel long.
 #[derive(Debug)]
 pub(in crate::rdma) enum Pinning {
     Pin {
         number: u64,
-        /// Of the registration.
+        /// Bytes of the registration.
         place: usize,
         port: usize,
         pd: Arc<ProtectionDomain>,
@@ -86,8 +86,8 @@ pub(in crate::rdma) enum Pinning {
 impl Work for Pinning {
     fn work(&mut self) {
         match self {
-            // SAFETY: whoever registered the memory keeps it until it deregisters it, and regions that are kept live. What was let go
-            // of meanwhile is refused by the kernel, or is another's by now, which no flow is given keys of.
+            // SAFETY: whoever registered the memory keeps it until it deregisters it, and regions that are kept live. Memory that was
+            // let go of meanwhile is refused by the kernel, or is another's by now, which no flow is given keys of.
             Pinning::Pin { pd, address, bytes, made, .. } => *made = Some(unsafe { pd.register(*address, *bytes) }),
             Pinning::Unpin(region) => *region = None,
         }
@@ -99,7 +99,7 @@ impl Work for Pinning {
 pub(in crate::rdma) struct Memory {
     pub(in crate::rdma) regions: Regions,
     pub(in crate::rdma) pinner: BlockingWorker<Pinning>,
-    /// Of the last work of the pinner's.
+    /// Number of the pinner's last work.
     pinnings: u64,
     /// By key's index: place of its registration.
     places: Vec<usize>,
@@ -121,7 +121,7 @@ pub(in crate::rdma) struct Keys {
     pub(in crate::rdma) is_gpu: bool,
 }
 
-/// What a refusal means.
+/// Meaning of a refusal.
 pub(in crate::rdma) fn refusal(error: VerbsError, bytes: u64) -> TransportError {
     if error.errno == Errno::ENOMEM {
         let (limit_bytes, _) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap_or((0, 0));
@@ -130,7 +130,7 @@ pub(in crate::rdma) fn refusal(error: VerbsError, bytes: u64) -> TransportError 
     TransportError::Os { call: error.call, reason: error.errno }
 }
 
-/// What it means for a flow that a device does not take its memory.
+/// Fault of a flow whose memory a device does not take.
 pub(in crate::rdma) fn unregistered(error: TransportError) -> Fault {
     match error {
         TransportError::Os { call, reason: reason @ (Errno::EIO | Errno::ENODEV) } => Fault::Os { call, reason },
@@ -158,7 +158,7 @@ impl Memory {
         })
     }
 
-    /// Makes memory known, to the first port that there is, from home on. Of memory that is not pinned aside, refusals are told here.
+    /// Makes memory known, to the first port that there is, from home on. Refusals of memory that is not pinned aside are told here.
     ///
     /// # Safety
     /// As of [`crate::Transport::register`].
@@ -201,7 +201,7 @@ impl Memory {
         self.name(key, place, ports)
     }
 
-    /// Gives a registration another user's key, after the first port that there is has taken it. Where there is none, those that
+    /// Gives a registration another user's key, after the first port that there is has taken it. If there is none, those that
     /// come back will.
     fn name(&mut self, key: MemoryKey, place: usize, ports: &[Port]) -> Result<MemoryKey, TransportError> {
         self.registrations[place].users += 1;
@@ -268,7 +268,7 @@ impl Memory {
     fn forget(&mut self, place: usize) {
         self.kept.retain(|kept| *kept != place);
         let registration = std::mem::take(&mut self.registrations[place]);
-        // Of other memory nobody may write to it from here on: its owner does not say when it goes.
+        // Other memory is written by nobody from here on: its owner does not say when it goes.
         if registration.region.is_some() && registration.bytes > PINNED_BY_WORKER_ABOVE_BYTES {
             for known in registration.known {
                 if let Known::Yes(region) = known {

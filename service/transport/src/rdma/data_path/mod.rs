@@ -130,7 +130,7 @@ impl DataPath for RdmaTransport {
                 return false;
             }
         }
-        // What came before it was armed makes no event.
+        // Completions before it was armed make no event.
         if self.take_completions(1) {
             return false;
         }

@@ -1,9 +1,9 @@
 //! Receiving half of an RDMA flow: grants credits for posted buffers, and counts what is written
 //! into them. Short messages are taken out of the inbox.
 //!
-//! A sender needs no credit for short messages, so while such messages come none are written for buffers that hold no others: they
-//! go together, for many messages. That is a write and its acknowledgement less for each message. What a sender does need, for a
-//! message that is longer than the buffer expects or lies where it cannot be copied, comes a moment later. Credits for longer messages go
+//! A sender needs no credit for short messages, so while such messages come none are written for buffers that hold no others: they go
+//! together, for many messages. That is a write and its acknowledgement less for each message. A sender's need for credits, for a message
+//! that is longer than the buffer expects or lies where it cannot be copied, comes a moment later. Credits for longer messages go
 //! together where many buffers are posted, while the sender has most of them.
 
 use std::collections::VecDeque;
@@ -40,7 +40,7 @@ pub(in crate::rdma) struct Receiver {
     ring: RequestRing<Posted>,
     slots: u16,
     cut: Cut,
-    /// Where the peer's credits lie. `None` until it has said so.
+    /// Address of the peer's credits. `None` until it has said so.
     credits: Option<RingAddress>,
     /// Known to the device: credits as they are written, where they do not fit into the work request; behind them the inbox, which
     /// has two slots for each of theirs, written by the peer's device.
@@ -151,7 +151,7 @@ impl Receiver {
         self.cut = Cut { part_bytes };
         self.credits = Some(credits);
         self.credited = self.taken();
-        // What lies there is of a connection that is no more, except for messages that wait for buffers. Nothing writes there before the peer
+        // Content there is of a connection that is no more, except for messages that wait for buffers. Nothing writes there before the peer
         // is answered, and then behind those.
         for number in self.received()..self.taken() + 2 * u64::from(self.slots) {
             let at = self.inbox_word(number);
@@ -189,7 +189,7 @@ impl Receiver {
             return Ok(pumped);
         }
         while !pumped.waits_for_memory {
-            // Of messages that have come without their credits only the number is told.
+            // For messages that have come without their credits only the number is told.
             let first = self.credited.max(self.ring.running());
             let (skipped, from, to_slot) = (first - self.credited, first % here, first % there);
             let most = end.saturating_sub(first).min(here - from).min(there - to_slot);
@@ -267,7 +267,7 @@ impl Receiver {
             }
             self.told = self.told.max(self.got);
             if self.cut.ends(bytes, self.got, buffer_bytes) {
-                // Where the inbox is not used for short messages, their credits are.
+                // If the inbox is not used for short messages, their credits are.
                 self.withholds &= self.got > SHORT_BYTES_MAX;
                 self.ring.finish(number, Moved { bytes: self.got, tag }, regions);
                 (self.got, self.told) = (0, 0);
@@ -284,7 +284,7 @@ impl Receiver {
         head.number == number + 1 && head.bytes <= SHORT_BYTES_MAX && head.bytes + SHORT_HEAD_BYTES == u64::from(bytes)
     }
 
-    /// Where a message's slot of the inbox begins.
+    /// Offset of a message's slot of the inbox.
     fn inbox_word(&self, number: u64) -> usize {
         let slots = 2 * u64::from(self.slots);
         usize::from(self.slots) * CREDIT_WORDS + (number % slots) as usize * SHORT_WORDS

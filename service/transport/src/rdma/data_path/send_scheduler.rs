@@ -1,4 +1,4 @@
-//! Send scheduler: RDMA flows post in turn, some of each before more of any. What has completed is
+//! Send scheduler: RDMA flows post in turn, some of each before more of any. Completed requests are
 //! taken first.
 //!
 //! A flow is in the queue once, however much it has to do. Those that wait for memory to be pinned, or whose credits are withheld, come back

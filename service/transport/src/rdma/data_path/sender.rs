@@ -36,7 +36,7 @@ pub(in crate::rdma) struct Outgoing {
     tag: u32,
 }
 
-/// What is known of a message from when it is written until it has arrived, though its send may be done and forgotten.
+/// State of a message from when it is written until it has arrived, though its send may be done and forgotten.
 #[derive(Debug, Clone, Copy, Default)]
 struct Written {
     tag: u32,
@@ -47,7 +47,7 @@ struct Written {
     end: u64,
 }
 
-/// What a turn of the sender came to.
+/// The result of a turn of the sender.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::rdma) struct Pumped {
     pub(in crate::rdma) moved: bool,
@@ -71,7 +71,7 @@ pub(in crate::rdma) struct Sender {
     slots: u16,
     /// Messages that have a buffer.
     credited: u64,
-    /// Where short messages go, if the receiver takes them.
+    /// Address of short messages, if the receiver takes them.
     inbox: Option<RingAddress>,
     /// Messages that have arrived, all of them in order.
     acknowledged: u64,
@@ -175,7 +175,7 @@ impl Sender {
         self.last.unwrap_or(self.ring.next())
     }
 
-    /// Posts what can be posted without waiting, about `budget_bytes`. Where it `is_watched`, all of it makes completions.
+    /// Posts what can be posted without waiting, about `budget_bytes`. If it `is_watched`, all of it makes completions.
     pub(in crate::rdma) fn pump(
         &mut self,
         connection: &mut Connection,
@@ -295,7 +295,7 @@ impl Sender {
         }
         let entry = self.ring.get(self.current)?;
         let bytes = entry.buffer.bytes;
-        // Where there is no inbox, a copy is a message of one part.
+        // Without an inbox, a copy is a message of one part.
         let fits = bytes <= SHORT_BYTES_MAX && (self.inbox.is_some() || bytes < u64::from(self.cut.part_bytes));
         (fits && !memory.is_gpu(entry.progress.key)).then_some(bytes)
     }

@@ -1,7 +1,7 @@
 //! Worker thread for blocking verbs calls, so that the engine's flows do not wait for the kernel.
 //!
-//! The thread begins with the first work, does one after the other, and ends after the transport, which does not wait for it. What has
-//! been done is taken back in a later poll.
+//! The thread begins with the first work, does one after the other, and ends after the transport, which does not wait for it. Done
+//! work is taken back in a later poll.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::rdma::verbs::VerbsError;
 
-/// What is to be done; it keeps what came of it.
+/// Work to be done; it keeps its result.
 pub(in crate::rdma) trait Work: Send + 'static {
     /// Does it.
     fn work(&mut self);
@@ -29,7 +29,7 @@ struct Shared<W> {
 #[derive(Debug)]
 pub(in crate::rdma) struct BlockingWorker<W> {
     shared: Arc<Shared<W>>,
-    /// Of the thread.
+    /// Name of the thread.
     name: &'static str,
     /// To the thread, if there is one.
     queue: Option<mpsc::Sender<W>>,
@@ -69,7 +69,7 @@ impl<W: Work> BlockingWorker<W> {
             Some(queue) if !self.is_in_place => queue.send(work).err().map(|refused| refused.0),
             _ => Some(work),
         };
-        // Where the kernel refuses a thread there is nobody but the engine.
+        // If the kernel refuses a thread there is nobody but the engine.
         if let Some(work) = refused {
             self.shared.finish(work);
         }
@@ -95,7 +95,7 @@ impl<W: Work> BlockingWorker<W> {
         self.shared.news.as_fd()
     }
 
-    /// What has been said by the descriptor is known.
+    /// The descriptor's news is known.
     pub(in crate::rdma) fn hear(&self) {
         // Nothing to read is as good as read.
         let _ = self.shared.news.read();

@@ -100,7 +100,7 @@ impl Devices {
         self.ports.get_mut(place).and_then(Port::queues)
     }
 
-    /// Whose queue pair is called so.
+    /// Owner of the queue pair with a name.
     pub(in crate::rdma) fn owner(&self, name: Handle) -> Option<Owner> {
         self.owners.get(name).copied()
     }
@@ -195,7 +195,7 @@ impl Devices {
         }
     }
 
-    /// What a port's device has to say next.
+    /// The next event of a port's device.
     pub(in crate::rdma) fn next_event(&self, place: usize) -> Option<AsyncEvent> {
         self.ports.get(place)?.opened.as_ref()?.context.next_event()
     }
@@ -244,7 +244,7 @@ impl Devices {
             return None;
         }
         self.look_at = None;
-        // What cannot be asked is asked again later.
+        // A device that cannot be asked is asked again later.
         self.driver.devices().ok()
     }
 

@@ -2,7 +2,7 @@
 
 use crate::rdma::device::ports::Port;
 
-/// Of the ports that are up, from home on, the one for a turn, and how many rounds were made before: the receiver's turn.
+/// The port for a turn, among those that are up, from home on, and how many rounds were made before: the receiver's turn.
 pub(in crate::rdma) fn port_of_turn(ports: &[Port], home: usize, turn: u32) -> (usize, u32) {
     let home = home % ports.len().max(1);
     let is_up = |index: &usize| ports.get(*index).is_some_and(|port| port.is_up);

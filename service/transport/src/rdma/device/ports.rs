@@ -60,7 +60,7 @@ fn interface_at(devices: &Path, device: &Device) -> Option<Device> {
     interface.ok()?.trim().parse().ok()
 }
 
-/// What a port's device is used by.
+/// Uses of a port's device.
 #[derive(Debug)]
 pub(in crate::rdma) struct Opened {
     pub(in crate::rdma) context: Arc<Context>,
@@ -318,7 +318,7 @@ fn carry_most(ports: impl Iterator<Item = (LinkLayer, u32)>) -> Option<(LinkLaye
         let like = ports.iter().filter(|(other, speed)| other == layer && speed >= least).count();
         u64::from(*least) * like as u64
     };
-    // Of equals the faster ones, which are fewer.
+    // The faster ones of equals, which are fewer.
     ports.iter().copied().max_by_key(|port| (together(port), port.1, port.0 == LinkLayer::InfiniBand))
 }
 

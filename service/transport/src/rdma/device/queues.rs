@@ -13,7 +13,7 @@ struct Queue {
     cq: Arc<CompletionQueue>,
     entries: u32,
     reserved: u32,
-    /// Of queue pairs that are gone; counted in `reserved`.
+    /// Entries of queue pairs that are gone; counted in `reserved`.
     leaving: u32,
     /// Its next completion makes an event, or has made one that was not taken.
     is_armed: bool,
@@ -33,7 +33,7 @@ pub(in crate::rdma) struct Places {
 pub(in crate::rdma) struct Queues {
     pub(in crate::rdma) channel: Arc<CompletionChannel>,
     queues: Vec<Queue>,
-    /// Of a queue, unless one flow needs more.
+    /// Entries of a queue, unless one flow needs more.
     entries: u32,
     /// Next queue to take completions from, so that all have their turn.
     turn: usize,
@@ -88,8 +88,8 @@ impl Queues {
         Ok(())
     }
 
-    /// Has the next completions wake the engine. What came before does not: it is to be taken after this. A queue that has
-    /// not said anything since it was armed still is.
+    /// Has the next completions wake the engine. Earlier completions do not: they are to be taken after this. A queue that
+    /// has not said anything since it was armed still is.
     pub(in crate::rdma) fn arm(&mut self) -> Result<(), VerbsError> {
         for queue in self.queues.iter_mut().filter(|queue| !queue.is_armed) {
             queue.cq.arm()?;

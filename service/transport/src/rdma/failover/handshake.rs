@@ -5,8 +5,8 @@
 //! receiver  Waiting --Offer----> Connecting --> Answered --Ready--> Open --broken, tells--> Waiting ...
 //! ```
 //!
-//! [`Handshakes`] owns the worker that connects queue pairs. What cannot be agreed on is returned: whether the flow goes on elsewhere is
-//! for `failover/mod.rs` to say.
+//! [`Handshakes`] owns the worker that connects queue pairs. A failed agreement is returned: whether the flow goes on elsewhere is for
+//! `failover/mod.rs` to say.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::rdma::flows::Flows;
 use crate::rdma::verbs::VerbsError;
 use crate::{Fault, ListenerHandle, TransportError};
 
-/// What an error of a flow's control channel means for the flow.
+/// Fault of a flow after an error of its control channel.
 pub(in crate::rdma) fn fault_of(error: &TransportError) -> Fault {
     match error {
         TransportError::Flow { fault, .. } => *fault,
@@ -36,11 +36,11 @@ pub(in crate::rdma) struct Offer {
     pub(in crate::rdma) side: SideAddress,
     pub(in crate::rdma) ring: RingAddress,
     pub(in crate::rdma) part_bytes: u32,
-    /// Where the receiver comes back to, and the number there; empty after the first time.
+    /// Address to which the receiver comes back, and the number there; empty after the first time.
     pub(in crate::rdma) back: (Vec<u8>, u64),
 }
 
-/// What a receiver answers.
+/// A receiver's answer.
 #[derive(Debug)]
 pub(in crate::rdma) struct Answer {
     pub(in crate::rdma) side: SideAddress,
@@ -51,7 +51,7 @@ pub(in crate::rdma) struct Answer {
     pub(in crate::rdma) inbox: Option<RingAddress>,
 }
 
-/// What has become of a flow whose queue pairs were being connected.
+/// The result of a flow whose queue pairs were being connected.
 #[derive(Debug)]
 pub(in crate::rdma) enum Outcome {
     /// Nothing that others need to know.
@@ -113,7 +113,7 @@ impl Handshakes {
         Ok(())
     }
 
-    /// The receiver takes an offer: makes queue pairs, and begins to connect them. What has come on the connection before was taken.
+    /// The receiver takes an offer: makes queue pairs, and begins to connect them. Messages on the connection before were taken.
     pub(in crate::rdma) fn answer(
         &mut self,
         handle: Handle,

@@ -13,7 +13,7 @@ use crate::rdma::data_path::carrier::Carrier;
 use crate::rdma::flows::Flows;
 use crate::rdma::wakeup::Wakeup;
 
-/// What a look for devices has found.
+/// Results of a look for devices.
 #[derive(Debug, Default)]
 pub(in crate::rdma) struct Found {
     /// Ports whose devices have gone.

@@ -42,7 +42,7 @@ fn nobody_answers(fault: Fault) -> bool {
     matches!(fault, Fault::QueuePair { status, .. } | Fault::PeerQueuePair { status } if is_silence(status))
 }
 
-/// What is told of a flow that has been in trouble for too long. A host without a port hears of nobody, and knows why.
+/// The fault of a flow that has been in trouble for too long. A host without a port hears of nobody, and knows why.
 pub(in crate::rdma) fn blamed(first: Fault, carrier: &Carrier) -> Fault {
     let is_cut_off = !carrier.devices.ports().iter().any(|port| port.is_up);
     if is_cut_off && first != Fault::Closed { Fault::NoPort } else { first }
@@ -66,13 +66,13 @@ pub(in crate::rdma) struct Failover {
 }
 
 impl Failover {
-    /// What flows have found out, for the transport's user.
+    /// News of flows, for the transport's user.
     pub(in crate::rdma) fn events(&mut self) -> &mut FlowEvents {
         &mut self.events
     }
 
-    /// Something of a flow has gone wrong. What another connection may do better only breaks this one: a device that is gone says so of every
-    /// call, also before anybody has looked at its completions.
+    /// Something of a flow has gone wrong. A fault that another connection may not have only breaks this one: a device that is gone says so
+    /// of every call, also before anybody has looked at its completions.
     pub(in crate::rdma) fn stumble(&mut self, handle: Handle, fault: Fault, flows: &mut Flows, carrier: &mut Carrier) {
         let may_do_better = match fault {
             Fault::QueuePair { status, .. } => is_of_connection(status),
@@ -95,7 +95,7 @@ impl Failover {
         carrier: &mut Carrier,
     ) {
         let Some(now) = flows.timers().now() else { return };
-        // Who has been hung up on needs no connection: what has come is there.
+        // A flow that has been hung up on needs no connection: its messages are there.
         let lives = |flow: &&mut Flow| flow.fault.is_none() && !flow.is_hung_up;
         let Some(flow) = flows.get_mut(handle).filter(lives) else { return };
         let is_sender = matches!(flow.half, Half::Send(_));
@@ -137,7 +137,7 @@ impl Failover {
 
     fn log(&mut self, flow: &Flow, fault: Fault, now: Instant) {
         let (peer, number, connection) = (&flow.spec.peer, flow.spec.number, flow.connection_number);
-        // Of what a host's own ports have said, or the peer's, its service's log tells.
+        // The log of a host's service tells what its own ports have said, or the peer's.
         let is_known = matches!(fault, Fault::NoPort | Fault::NoPeerPort);
         match if is_known { None } else { self.events.may_log(now) } {
             Some(more) => {

@@ -19,10 +19,10 @@ use crate::region::Regions;
 use crate::{Fault, FlowOptions};
 use crate::{MemorySpan, Request, Status};
 
-/// What a send's memory is overwritten with when it is done.
+/// Byte that overwrites a send's memory when it is done.
 const POISON: u8 = 0xee;
 
-/// Messages of several lengths, one behind the other in either side's memory. What they say is kept, since a send's memory is
+/// Messages of several lengths, one behind the other in either side's memory. Their bytes are kept, since a send's memory is
 /// overwritten as soon as it is done.
 struct Letters {
     traffic: Traffic,
@@ -156,7 +156,7 @@ fn who_has_sent_a_copy_is_not_woken() {
     assert!(!is_woken(&bench, 0));
 }
 
-/// What has failed wakes, though nobody waits for it.
+/// A failed copy wakes, though nobody waits for it.
 #[test]
 fn copies_that_do_not_arrive_are_noticed() {
     let mut bench = Bench::new(2);
@@ -200,7 +200,7 @@ fn copies_wait_for_room() {
     }
 }
 
-/// What may happen to a pair of hosts, at random; links are up again at the end.
+/// Misfortunes of a pair of hosts, at random; links are up again at the end.
 fn have_bad_luck(bench: &mut Bench, random: &mut Random) {
     let side = random.below(2) as usize;
     let (host, device) = (bench.hosts[side].clone(), random.below(2) as u8);

@@ -77,7 +77,7 @@ fn counterparts_fail_over_and_come_home_together() {
     }
 }
 
-/// Who looks after flows is told by which port they go, at either side, and when they have left it.
+/// The user of flows is told by which port they go, at either side, and when they have left it.
 #[test]
 fn ports_that_flows_take_and_leave_are_told() {
     let mut bench = Bench::new(2);
@@ -246,7 +246,7 @@ fn a_flow_that_cannot_begin_by_any_port_fails() {
     assert_eq!(fabric.held().0, 0, "queue pairs");
 }
 
-/// Where nobody answers at home the flow leaves the device of its path, and tries it again later.
+/// If nobody answers at home the flow leaves the device of its path, and tries it again later.
 #[test]
 fn a_device_of_a_path_that_falls_silent_is_left_and_taken_again() {
     for has_rails in [false, true] {

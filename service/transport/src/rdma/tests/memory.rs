@@ -87,7 +87,7 @@ fn flows_go_on_while_memory_is_pinned() {
         assert!(traffic.memory[0] == traffic.memory[1], "other bytes came than went");
         (bench.send, bench.recv) = (send, recv);
         assert_eq!((bench.turn(&mut long, LONG, 1), bench.fabric.pinning()), (Ok([0, 0]), 1));
-        // Who sleeps is woken.
+        // A sleeper is woken.
         let_pin(&bench, side);
         let mut woken = [PollFd::new(bench.sides[side].descriptor().expect("one"), PollFlags::POLLIN)];
         assert_eq!(poll(&mut woken, PollTimeout::NONE), Ok(1));
@@ -178,7 +178,7 @@ fn a_trial_finds_a_limit_on_locked_memory() {
     assert_eq!(bench.fabric.held(), before, "it holds nothing");
 }
 
-/// What is kept in case it is used again does not keep others from locking memory.
+/// Memory that is kept in case it is used again does not keep others from locking memory.
 #[test]
 fn kept_memory_makes_room() {
     for (kept, bytes) in [(LONG, LONG), (LONG, LONG / 2), (LONG / 2, LONG / 2), (LONG / 2, LONG)] {

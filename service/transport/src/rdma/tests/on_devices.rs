@@ -331,7 +331,7 @@ fn a_link_that_falls_silent_is_left_and_taken_again() {
     let interfaces = [bench.interface(0), bench.interface(1)];
     let silenced = interfaces.map(|interface| {
         let shown = tool(&format!("tc qdisc show dev {interface} root"));
-        // What was emulated there before, if anything was.
+        // The emulation there before, if there was one.
         let before = shown.split_once(" limit ").filter(|_| shown.contains(" netem "));
         tool(&format!("tc qdisc replace dev {interface} root netem loss 100%"));
         Undo(match before {
@@ -456,7 +456,7 @@ fn a_peer_that_is_killed() {
 fn memory_that_cannot_be_locked() {
     const LIMIT: u64 = 64 << 10;
     if std::env::var(PART).is_err() {
-        // Who may lock whatever it likes does not meet the limit.
+        // A process that may lock whatever it likes does not meet the limit.
         let launcher = ["setpriv", "--bounding-set", "-ipc_lock"];
         let status = other_process(&launcher, "memory_that_cannot_be_locked", "limited").wait().expect("ends");
         assert!(status.success(), "{status}");

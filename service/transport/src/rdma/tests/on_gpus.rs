@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const BYTES: usize = (3 << 20) + 12_345;
 const SIZES: [usize; 6] = [1, 8, 4096, 65_536, 1_000_003, BYTES];
 
-/// What a device can be told: `mccs-nics FOLDER fault HOST DEVICE KIND VALUE`.
+/// A command to a device: `mccs-nics FOLDER fault HOST DEVICE KIND VALUE`.
 struct Told<'a>(usize, &'a str);
 
 impl<'a> Told<'a> {

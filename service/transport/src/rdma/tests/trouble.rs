@@ -132,7 +132,7 @@ fn short_messages_do_not_wait_for_buffers() {
     assert_eq!(bench.states()[1].clone().expect_err("nothing more").fault(), Some(Fault::Closed));
 }
 
-/// Who waits for a credit, since its message is long, has it though only short ones came before.
+/// A sender that waits for a credit, since its message is long, has it though only short ones came before.
 #[test]
 fn long_messages_among_short_ones() {
     for takes_short in [true, false] {
@@ -203,7 +203,7 @@ fn queue_pairs_that_fail_are_replaced() {
     }
 }
 
-/// What has arrived counts when a receiver's connection breaks before it has looked.
+/// Arrived messages count when a receiver's connection breaks before it has looked.
 #[test]
 fn what_has_arrived_counts_though_its_way_has_broken() {
     let mut bench = Bench::new(1);
@@ -250,7 +250,7 @@ fn a_key_that_is_no_good_ends_the_flow() {
     assert_eq!(receiver.class(), mccs_ipc::types::ErrorClass::Remote, "{receiver}");
 }
 
-/// What is wrong with the request itself is not tried again.
+/// A mistake in the request itself is not tried again.
 #[test]
 fn local_errors_end_the_flow() {
     let mut bench = Bench::new(2);
@@ -298,7 +298,7 @@ fn devices_that_try_for_ever_do_not_have_flows_wait_for_ever() {
     assert!(text.contains("rank 5 on host-b") && text.contains("response timeout"), "{text}");
 }
 
-/// What is idle is asked after once, and then sleeps on.
+/// An idle flow is asked after once, and then sleeps on.
 #[test]
 fn who_has_nothing_under_way_is_not_woken() {
     let mut bench = Bench::new(1);

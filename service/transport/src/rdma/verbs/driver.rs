@@ -46,7 +46,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// What packets to and from a GID look like.
+/// Form of packets to and from a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand, or RoCE v1: not routed by IP.
@@ -57,7 +57,7 @@ pub enum GidKind {
     Unknown,
 }
 
-/// What a port is attached to.
+/// Link of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
     /// Addressed by LID.
@@ -68,7 +68,7 @@ pub enum LinkLayer {
     Other,
 }
 
-/// What a device can do.
+/// Limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Ports are numbered from 1.
@@ -88,7 +88,7 @@ pub struct DeviceLimits {
 pub struct PortAttributes {
     /// Carries packets.
     pub is_active: bool,
-    /// What it is attached to.
+    /// Its link.
     pub link_layer: LinkLayer,
     /// Code of the path MTU in force, 1 (256 bytes) to 5 (4096 bytes).
     pub mtu: u8,
@@ -217,7 +217,7 @@ pub struct Write {
     pub lkey: u32,
     /// Length in bytes.
     pub bytes: u32,
-    /// Where they go.
+    /// Their placement.
     pub remote: u64,
     /// Key of that.
     pub rkey: u32,
@@ -234,13 +234,13 @@ pub struct Write {
 pub struct Read {
     /// Given back in the completion.
     pub wr_id: u64,
-    /// Where the bytes go.
+    /// Address of the bytes.
     pub local: u64,
     /// Key of that.
     pub lkey: u32,
     /// Length in bytes.
     pub bytes: u32,
-    /// What is read.
+    /// Address that is read.
     pub remote: u64,
     /// Key of that.
     pub rkey: u32,
@@ -251,7 +251,7 @@ pub struct Read {
 pub struct DmaBuffer {
     /// The descriptor.
     pub fd: RawFd,
-    /// Where the memory begins in it.
+    /// Offset of the memory in it.
     pub offset: u64,
 }
 
@@ -269,13 +269,13 @@ pub enum WcStatus {
 /// The end of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// Of the work request.
+    /// Id of the work request.
     pub wr_id: u64,
     /// How it ended.
     pub status: WcStatus,
-    /// Of a receive: bytes that the peer wrote.
+    /// For a receive: bytes that the peer wrote.
     pub bytes: u32,
-    /// Of a receive: what came with them.
+    /// For a receive: the value that came with them.
     pub imm: u32,
 }
 
@@ -315,7 +315,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn open(&self, device: &str) -> Result<Raw, VerbsError>;
     /// Closes a device.
     fn close(&self, context: Raw);
-    /// What the device can do.
+    /// Limits of the device.
     fn limits(&self, context: Raw) -> Result<DeviceLimits, VerbsError>;
     /// A port now.
     fn port(&self, context: Raw, device: &str, port: u8) -> Result<PortAttributes, VerbsError>;
@@ -384,7 +384,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn post_receives(&self, qp: Raw, wr_id: u64, count: u32) -> Result<(), VerbsError>;
 }
 
-/// What an event's code means that the transport leaves alone; the others it acts on.
+/// Meaning of an event's code that the transport leaves alone; on the others it acts.
 #[must_use]
 pub fn event_text(code: u32) -> &'static str {
     match code {

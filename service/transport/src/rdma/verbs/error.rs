@@ -18,7 +18,7 @@ pub enum Unavailable {
     NoSymbol {
         /// As asked for.
         library: String,
-        /// What it lacks.
+        /// The transport that it lacks.
         symbol: &'static str,
     },
 }

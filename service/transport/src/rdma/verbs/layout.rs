@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::sys::{CONSTANTS, LAYOUT, SIGNATURES};
 
-/// A C program prints what the headers say. Where there are no headers this fails: it is not to be run there.
+/// A C program prints what the headers say. Without headers this fails: it is not to be run there.
 #[test]
 #[ignore = "needs a C compiler and libibverbs-dev: cargo test -p mccs-transport --lib declarations -- --ignored"]
 fn declarations_are_those_of_the_headers() {

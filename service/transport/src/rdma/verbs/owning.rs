@@ -37,7 +37,7 @@ impl Context {
         Ok(Arc::new(Context { driver, raw, name: name.into() }))
     }
 
-    /// What the device can do.
+    /// Limits of the device.
     ///
     /// # Errors
     /// The driver's.
@@ -172,7 +172,7 @@ impl Drop for MemoryRegion {
     }
 }
 
-/// Where completion queues say that they have something.
+/// Channel on which completion queues say that they have something.
 #[derive(Debug)]
 pub struct CompletionChannel {
     context: Arc<Context>,

@@ -99,7 +99,7 @@ fn kernel_driver(device: &str) -> Option<String> {
     Some(driver.file_name()?.to_string_lossy().into_owned())
 }
 
-/// What the library has just made.
+/// The registration that the library has just made.
 fn registered(mr: *mut sys::ibv_mr) -> Registered {
     // SAFETY: made by the library, and not null.
     let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
@@ -326,7 +326,7 @@ impl Driver for Verbs {
                 unsafe { (self.ops(context).poll_cq)(cq.ptr(), part.len() as c_int, taken.as_mut_ptr().cast()) };
             let count = match usize::try_from(count) {
                 Ok(count) => count,
-                // What was taken before is not to be lost: the queue says it again.
+                // Completions that were taken before are not to be lost: the queue says it again.
                 Err(_) if total > 0 => break,
                 Err(_) => return Err(VerbsError::new("ibv_poll_cq", Errno::last())),
             };
@@ -401,7 +401,7 @@ impl Driver for Verbs {
         // SAFETY: integers only; all zeroes are a value.
         let mut attr: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.qp_state = sys::QPS_ERR;
-        // SAFETY: made by `create_qp`, destroyed once. What is under way ends first, for which a device that tries for ever would have its
+        // SAFETY: made by `create_qp`, destroyed once. Work under way ends first, for which a device that tries for ever would have its
         // destruction wait; one that cannot fail is destroyed as it is.
         unsafe {
             (self.library.ibv_modify_qp)(qp.ptr(), &raw mut attr, sys::QP_STATE as c_int);

@@ -40,7 +40,7 @@ pub(super) fn event(event: &sys::ibv_async_event) -> AsyncEvent {
     }
 }
 
-/// What `ibv_modify_qp` takes for a step: attributes, and the mask that names those which are set.
+/// Arguments of `ibv_modify_qp` for a step: attributes, and the mask that names those which are set.
 pub(super) fn attributes(step: QpStep) -> (sys::ibv_qp_attr, u32) {
     // SAFETY: integers only; all zeroes are a value.
     let mut attr: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };

@@ -1,10 +1,10 @@
 //! libibverbs as it is, opened at run time: the structures and entry points that the transport
 //! uses.
 //!
-//! The library is opened at run time, so that the same program runs on hosts without it. What C programs get as inline
-//! functions of `verbs.h` goes through the function pointers in [`ibv_context`]. Structures that the library makes end here
-//! behind the last field that is read; those that are passed to it are whole. `layout.rs` compares all of them with the
-//! headers, where those are installed.
+//! The library is opened at run time, so that the same program runs on hosts without it. Inline functions of `verbs.h` for
+//! C programs go through the function pointers in [`ibv_context`]. Structures that the library makes end here behind the
+//! last field that is read; those that are passed to it are whole. `layout.rs` compares all of them with the headers, where
+//! those are installed.
 
 #![allow(non_camel_case_types, reason = "names are the library's")]
 
@@ -206,7 +206,7 @@ pub struct ibv_send_wr {
     pub imm_data: u32,
     pub remote_addr: u64,
     pub rkey: u32,
-    /// Of atomic and datagram operations, shared receive queues, memory windows and offloads.
+    /// Fields of atomic and datagram operations, shared receive queues, memory windows and offloads.
     pub _others: [u64; 9],
 }
 
@@ -413,7 +413,7 @@ struct Symbols {
 }
 
 impl Symbols {
-    /// Of a library, which has versions if `symbol` has this one.
+    /// Functions of a library, which has versions if `symbol` has this one.
     ///
     /// # Safety
     /// The library is open for as long as this value is used.
@@ -525,7 +525,7 @@ entry_points! {
     }
 }
 
-/// What is used of libmlx5, whose devices can do more than verbs have calls for.
+/// Functions of libmlx5, whose devices can do more than verbs have calls for.
 pub struct DirectVerbs {
     pub mlx5dv_is_supported: unsafe extern "C" fn(*mut ibv_device) -> bool,
     pub mlx5dv_modify_qp_udp_sport: unsafe extern "C" fn(*mut ibv_qp, u16) -> c_int,
@@ -548,7 +548,8 @@ impl DirectVerbs {
     }
 }
 
-/// What the headers say of functions that are not in libibverbs, as `(a constant in C, 1)`, for the same comparison.
+/// The headers' declarations of functions that are not in libibverbs, as `(a constant in C, 1)`, for the same
+/// comparison.
 #[cfg(test)]
 pub const SIGNATURES: &[(&str, u32)] = &[
     ("__builtin_types_compatible_p(__typeof__(&mlx5dv_is_supported), bool (*)(struct ibv_device *))", 1),

@@ -20,8 +20,8 @@ use crate::{FlowId, LISTENERS_MAX, ListenOptions, Listener as ListenerId, Listen
 
 /// How long a port waits for descriptors when the process has none left.
 const DESCRIPTORS_RETRY: Duration = Duration::from_millis(100);
-/// Sockets of one transport that wait for their sisters or to be accepted. Who knows a listener's secret could otherwise
-/// use up the process's descriptors.
+/// Sockets of one transport that wait for their sisters or to be accepted. A peer that knows a listener's secret could
+/// otherwise use up the process's descriptors.
 const ARRIVED_MAX: usize = 65_536;
 
 /// Counts and logs refused connections. Strangers decide how many there are.
@@ -45,7 +45,7 @@ impl Refusals {
     }
 }
 
-/// What a connection that has come turns out to be.
+/// A connection that has come, once it is known what it is.
 #[derive(Debug)]
 pub(in crate::tcp) enum Incoming {
     /// The last one of a flow that was accepted.

@@ -34,7 +34,7 @@ impl Arrivals {
         self.sockets.iter().all(Option::is_some)
     }
 
-    /// Of one of them; all are of one flow.
+    /// Hello of one of them; all are of one flow.
     pub(in crate::tcp) fn hello(&self) -> Hello {
         self.hello
     }
@@ -44,7 +44,7 @@ impl Arrivals {
     }
 }
 
-/// What is known of a flow number that is not connected yet.
+/// State of a flow number that is not connected yet.
 #[derive(Debug, Default)]
 struct Place {
     /// Accepted here.
@@ -64,7 +64,7 @@ pub(in crate::tcp) struct Listener {
     first: u64,
 }
 
-/// What became of a connection with a right cookie.
+/// The result of a connection with a right cookie.
 #[derive(Debug)]
 pub(in crate::tcp) enum Placed {
     /// Others are missing, or it is not accepted yet.
@@ -180,15 +180,15 @@ impl Listener {
         waiting(std::mem::replace(&mut self.places, left))
     }
 
-    /// What is left when the listener closes.
+    /// The rest when the listener closes.
     pub(in crate::tcp) fn into_waiting(self) -> Waiting {
         waiting(self.places)
     }
 }
 
-/// What waits in vain at places that are over.
+/// Connections that wait in vain at places that are over.
 pub(in crate::tcp) struct Waiting {
-    /// Of sockets that have come.
+    /// Watches of sockets that have come.
     pub(in crate::tcp) watches: Vec<Handle>,
     pub(in crate::tcp) flows: Vec<FlowId>,
 }

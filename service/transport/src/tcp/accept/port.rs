@@ -1,7 +1,7 @@
 //! Listening sockets that all listeners of an address share, and half-open connections.
 //!
-//! Anybody can connect here. What a stranger costs is bounded: [`HALF_OPEN_MAX`] connections a port, each for at most
-//! [`HANDSHAKE_TIMEOUT`], and less when others need its place.
+//! Anybody can connect here. The cost of a stranger is bounded: [`HALF_OPEN_MAX`] connections a port, each for at
+//! most [`HANDSHAKE_TIMEOUT`], and less when others need its place.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -84,7 +84,7 @@ pub(in crate::tcp) struct HalfOpen {
     got: usize,
 }
 
-/// What a half-open connection turned out to be.
+/// A half-open connection, once it is known what it is.
 #[derive(Debug)]
 pub(in crate::tcp) enum Heard {
     /// Not all of its hello has come.

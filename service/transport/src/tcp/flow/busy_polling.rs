@@ -1,6 +1,6 @@
 //! Busy polling: which receivers are read without asking epoll, and how seldom epoll is asked then.
 //!
-//! Where few flows wait for messages, asking costs more than trying. An engine that waits for its tenants polls on, and bytes that are
+//! If few flows wait for messages, asking costs more than trying. An engine that waits for its tenants polls on, and bytes that are
 //! read directly are announced all the same.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use super::{Flow, Half};
 
 /// Receivers that are read without asking epoll whether there is something.
 const DIRECT_MAX: usize = 2;
-/// Of the polls in which receivers are read so, every how manieth asks epoll all the same: for everything else.
+/// Interval of polls in which receivers are read so and epoll is asked all the same: for everything else.
 const EVENTS_EVERY: u32 = 8;
 /// After so many times that what epoll said moved nothing, it is asked as seldom where no receiver waits.
 const FRUITLESS_MAX: u32 = 2;

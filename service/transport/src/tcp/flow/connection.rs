@@ -15,8 +15,8 @@
 //! One whose hello was heard, and whose flow nobody has accepted yet, owes nothing: it asks from time to time, the less often the longer it waits.
 //!
 //! The receiver closes the old socket when it has heard the hello on the new one, takes what had come on it, and answers how much that
-//! is; the stream goes on from there. Who says a hello cannot know whether it was heard. So sockets that said one and got no answer stay
-//! open until a later one has, or the flow ends: the receiver takes the end of a socket for the flow's.
+//! is; the stream goes on from there. A side that says a hello cannot know whether it was heard. So sockets that said one and got no
+//! answer stay open until a later one has, or the flow ends: the receiver takes the end of a socket for the flow's.
 //!
 //! `connection/dial.rs` has what is dialled, `connection/liveness.rs` what is found where nothing is answered, and the questions.
 //!
@@ -71,11 +71,11 @@ pub(in crate::tcp) struct Connection {
     tries: usize,
     /// Sockets that have become its line.
     openings: u32,
-    /// What was sent, or is to be.
+    /// Bytes that were sent, or are to be.
     pub(in crate::tcp) log: Log,
     /// The line was given everything before this place in the stream.
     pub(in crate::tcp) position: u64,
-    /// Of the line, as the sender counts paths.
+    /// Path of the line, as the sender counts paths.
     pub(in crate::tcp) path: usize,
     stall: Stall,
 }
@@ -166,7 +166,7 @@ impl Connection {
         self.dial.as_ref().map_or(self.path, |dial| dial.path)
     }
 
-    /// What was dialled becomes the line; `received` bytes of the stream have come.
+    /// A dialled socket becomes the line; `received` bytes of the stream have come.
     fn open(&mut self, received: u64, closed: &mut Vec<Handle>) -> Result<(), Fault> {
         if received < self.log.start() || received > self.position {
             return Err(Fault::Protocol("it says that bytes have come which were not sent, or has lost some"));
@@ -184,7 +184,7 @@ impl Connection {
         self.log.acknowledge(received);
         self.end_questions();
         self.is_second = self.openings > 0 && dial.path == self.path;
-        // What is acknowledged from here on, the line has brought.
+        // Bytes acknowledged from here on came over the line.
         self.stall = Stall { acknowledged: received, looked_at: self.stall.looked_at, ..Stall::default() };
         (self.position, self.path, self.is_cut) = (received, dial.path, false);
         (self.tries, self.openings) = (1, self.openings + 1);
@@ -194,7 +194,7 @@ impl Connection {
     /// Bytes of the stream that the peer's kernel has acknowledged, where the socket can tell.
     pub(in crate::tcp) fn acknowledged(&self) -> Option<u64> {
         let line = self.line.as_ref().filter(|_| !self.is_cut)?;
-        // What ends the stream counts as a byte.
+        // The end of the stream counts as a byte.
         let unacknowledged = line.socket.unacknowledged()?.saturating_sub(u64::from(line.ended));
         Some(self.position.saturating_sub(unacknowledged))
     }

@@ -23,10 +23,10 @@ const TURN_BYTES: u64 = 1 << 20;
 /// Flows that are asked for their acknowledgements in a poll.
 const SETTLED_MAX: usize = 32;
 
-/// What a flow that has ended leaves.
+/// Remains of a flow that has ended.
 #[derive(Debug, Default)]
 pub(in crate::tcp) struct Left {
-    /// Of its sockets.
+    /// Watches of its sockets.
     pub(in crate::tcp) watches: Vec<Handle>,
     /// The listener that accepted it, and its number there.
     pub(in crate::tcp) accepted: Option<(Handle, u64)>,
@@ -173,7 +173,7 @@ impl Flows {
         let target = self.regions.resolve(buffer)?;
         let Half::Recv(receiver) = &mut flow.half else { return Err(TransportError::NO_FLOW) };
         let number = receiver.post(buffer.key, target, &mut self.regions);
-        // What has come waits for this buffer.
+        // Bytes that have come wait for this buffer.
         self.queues.enqueue(id.0, flow);
         Ok(number.map(|number| Request::message(id, number)))
     }
@@ -207,7 +207,7 @@ impl Flows {
         };
         let goes_on = take_successors(flow);
         pumped.moved |= goes_on;
-        // What is on the new sockets may have come before anybody watched for it.
+        // Bytes on the new sockets may have come before anybody watched for them.
         if pumped.more || goes_on {
             self.queues.enqueue(handle, flow);
         }

@@ -21,7 +21,7 @@ use crate::tcp::accept::port::welcome;
 use crate::tcp::watches::{Watched, Watches};
 use crate::{Fault, FlowOptions, FlowSpec, FlowState, TransportError};
 
-/// What a turn of a flow came to.
+/// The result of a turn of a flow.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::tcp) struct Pumped {
     /// Something moved.
@@ -53,7 +53,7 @@ struct Waiting {
 pub(in crate::tcp) struct Flow {
     peer: String,
     number: u64,
-    /// Of an accepted flow, until it has ended.
+    /// Listener of an accepted flow, until it has ended.
     listener: Option<Handle>,
     pub(in crate::tcp) half: Half,
     fault: Option<Fault>,
@@ -70,7 +70,7 @@ pub(in crate::tcp) struct Flow {
     lingers: bool,
     /// Until it is connected.
     waiting: Option<Waiting>,
-    /// Of an accepted flow, once it is connected: further sockets of it may come.
+    /// Options of an accepted flow, once it is connected: further sockets of it may come.
     accepted_with: Option<FlowOptions>,
 }
 

@@ -24,7 +24,7 @@ use crate::{Fault, MemoryKey, Status, TransportError};
 /// Room of a stash: messages of a page, with their header, need one system call and a copy that costs less than a second
 /// call.
 const STASH_BYTES: usize = 4096 + 2 * HEADER_BYTES;
-/// Room of a stash that takes what an old socket has left. Where buffers are posted more is soon gone; where none are, nobody waits.
+/// Room of a stash that takes what an old socket has left. If buffers are posted, more is soon gone; if none are, nobody waits.
 const LEFT_BYTES_MAX: usize = 32 << 10;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ struct Stash {
     end: usize,
 }
 
-/// What a socket still had.
+/// Bytes that a socket still had.
 struct Drained {
     bytes: u64,
     /// Whether it has no more.
@@ -110,7 +110,7 @@ struct Chunk {
     left: u64,
 }
 
-/// What a connection goes on with when its old socket has no more.
+/// Socket with which a connection goes on when its old one has no more.
 #[derive(Debug)]
 struct Successor {
     socket: Socket,
@@ -143,7 +143,7 @@ struct Connection {
 pub(in crate::tcp) struct Receiver {
     ring: RequestRing<Arrival>,
     grid: Grid,
-    /// Of one of its connections.
+    /// Hello of one of its connections.
     hello: Option<Hello>,
     connections: Vec<Connection>,
     /// Watches of sockets that were closed.
@@ -212,7 +212,7 @@ impl Receiver {
         self.closed.drain(..)
     }
 
-    /// What its sender has said.
+    /// Hello of its sender.
     #[cfg(test)]
     pub(in crate::tcp) fn hello(&self) -> Option<Hello> {
         self.hello

@@ -25,7 +25,7 @@ pub(in crate::tcp) struct Arrival {
     come: u64,
 }
 
-/// What to do with a chunk.
+/// Treatment of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::tcp) enum Claim {
     /// Read it to this offset and length.

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use crate::region::Buffer;
 use crate::tcp::wire::HEADER_BYTES;
 
-/// Most bytes that are copied: as much as a fast network has under way. What goes beyond waits to be acknowledged.
+/// Most bytes that are copied: as much as a fast network has under way. Bytes beyond this wait to be acknowledged.
 pub(in crate::tcp) const COPIED_MAX: usize = 256 << 10;
 /// Room for copies that a connection keeps while it has nothing to send.
 const COPIED_KEPT: usize = 1 << 10;
@@ -34,7 +34,7 @@ pub(in crate::tcp) struct Chunk {
     pub(in crate::tcp) at: u64,
     /// Length.
     pub(in crate::tcp) bytes: u64,
-    /// Where in the stream its header begins.
+    /// Place of its header in the stream.
     from: u64,
 }
 
@@ -50,7 +50,7 @@ impl Chunk {
     }
 }
 
-/// What the stream has at a place.
+/// Piece of the stream at a place.
 #[derive(Debug)]
 pub(in crate::tcp) enum Piece<'a> {
     /// These bytes.
@@ -87,7 +87,7 @@ impl Log {
         self.start
     }
 
-    /// Where the next chunk will begin.
+    /// Begin of the next chunk.
     pub(in crate::tcp) fn end(&self) -> u64 {
         self.end
     }
@@ -114,9 +114,9 @@ impl Log {
         self.chunks.push_back(chunk);
     }
 
-    /// What comes at a place between `start` and `end`.
+    /// Piece at a place between `start` and `end`.
     pub(in crate::tcp) fn piece(&self, place: u64) -> Option<Piece<'_>> {
-        // Where nothing is sent again it is the last chunk.
+        // If nothing is sent again it is the last chunk.
         let chunk = match self.chunks.back() {
             Some(last) if last.from <= place => last,
             _ => {

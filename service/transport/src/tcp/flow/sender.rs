@@ -1,8 +1,8 @@
 //! Sending half of a TCP flow: stripes the chunks of messages over connections that have room.
 //!
-//! A flow that can go on over other paths keeps what the peer's kernel has not acknowledged (`retransmission.rs`). So a short message is copied
-//! when it is written, and done; a longer one is done when it was acknowledged, or when that takes long enough for a copy
-//! of what is left to be cheap. Who has nothing else to do settles that: see [`Sender::settle`].
+//! A flow that can go on over other paths keeps what the peer's kernel has not acknowledged (`retransmission.rs`). So a short message is
+//! copied when it is written, and done; a longer one is done when it was acknowledged, or when that takes long enough for a copy of what is
+//! left to be cheap. A caller that has nothing else to do settles that: see [`Sender::settle`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,9 +28,9 @@ const TRIMMED_FROM: usize = 32 << 10;
 /// Looking more often says no more: the kernel's own times are coarser.
 const LOOKED_AT_EVERY_MIN: Duration = Duration::from_millis(5);
 /// An acknowledgement that has not come after so long, since whoever receives it is busy or waits for more, is not waited for
-/// where a copy will do. Where nothing follows that could be sent meanwhile, it is waited for no longer than a copy takes.
+/// where a copy will do. If nothing follows that could be sent meanwhile, it is waited for no longer than a copy takes.
 const SETTLED_AFTER: Duration = Duration::from_micros(200);
-/// What a copy moves.
+/// Rate of a copy.
 const COPIED_PER_NS: u64 = 8;
 
 /// How far a message is.
@@ -43,14 +43,14 @@ struct Outgoing {
     settled_chunks: u64,
 }
 
-/// What came of asking what was acknowledged.
+/// The result of asking what was acknowledged.
 pub(in crate::tcp) struct Settled {
     /// Whether a message, or a part of one, was settled.
     pub(in crate::tcp) has_moved: bool,
     pub(in crate::tcp) is_left: bool,
 }
 
-/// Where a flow goes, and may go.
+/// A flow's path, and its detours.
 #[derive(Debug)]
 pub(in crate::tcp) struct Route {
     to: Address,
@@ -95,7 +95,7 @@ pub(in crate::tcp) struct Sender {
     path_news: Vec<(FlowPath, bool)>,
 }
 
-/// What looking at a flow has found.
+/// Results of a look at a flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::tcp) struct Looked {
     /// Something is owed, so it is to be looked at again.
@@ -167,7 +167,7 @@ impl Sender {
         self.closed.drain(..)
     }
 
-    /// What was found out about paths since.
+    /// News of paths since the last call.
     pub(in crate::tcp) fn take_path_events(&mut self) -> impl Iterator<Item = (FlowPath, bool)> {
         self.path_news.drain(..)
     }
@@ -393,7 +393,7 @@ impl Sender {
             && self.connections.iter().any(|connection| connection.log.oldest_bytes(connection.position).is_some())
     }
 
-    /// Asks what was acknowledged, and ends messages. What is left is copied where that is little, has waited for long, or `at_once`.
+    /// Asks what was acknowledged, and ends messages. The rest is copied if it is little, has waited for long, or `at_once`.
     pub(in crate::tcp) fn settle(&mut self, now: Option<Instant>, regions: &mut Regions) -> Settled {
         let since = now.map(|now| *self.unsettled_since.get_or_insert(now));
         let patience = self.tail_bytes().map(|bytes| Duration::from_nanos(bytes / COPIED_PER_NS));
@@ -413,7 +413,7 @@ impl Sender {
         Settled { has_moved, is_left }
     }
 
-    /// What a copy of all that is neither acknowledged nor copied would move; `None` while more is to be sent.
+    /// Bytes of a copy of all that is neither acknowledged nor copied; `None` while more is to be sent.
     fn tail_bytes(&self) -> Option<u64> {
         let has_sent_all = |connection: &Connection| connection.position == connection.log.end();
         let is_tail = self.current == self.ring.next() && self.connections.iter().all(has_sent_all);

@@ -82,7 +82,7 @@ impl Fixture {
         self.b.acceptor.sockets().for_each(|socket| lose_from(socket, ports.first, ports.last));
     }
 
-    /// What the sender has found out about paths since.
+    /// The sender's news of paths since the last call.
     fn path_news(&mut self) -> Vec<(FlowPath, bool)> {
         std::iter::from_fn(|| self.a.take_path_event()).map(|event| (event.path, event.answers)).collect()
     }
@@ -214,7 +214,7 @@ fn what_was_done_comes_though_its_path_and_then_its_flow_end() {
     }
 }
 
-/// What steers a flow leads nowhere, or is the way of a broken socket alone: only the first is a dead path.
+/// A flow's steering leads nowhere, or is the way of a broken socket alone: only the first is a dead path.
 #[test]
 fn a_dead_path_is_told_from_one_that_answers() {
     let [own, other] = [21_000, 21_020].map(|first| PortRange { first, last: first + 19 });
@@ -276,7 +276,7 @@ fn who_is_late_or_loses_some_packets_keeps_its_path() {
         fixture.resumptions()
     );
     fixture.carry(&short, |_, _| {});
-    // Where it has lost all of some packet it may have gone on over another socket, of the same path.
+    // If it has lost all of some packet it may have gone on over another socket, of the same path.
     let news = fixture.path_news();
     assert!(news.iter().all(|(_, answers)| *answers), "{news:?}");
 }
@@ -382,7 +382,7 @@ fn a_flow_is_steered_over_another_path() {
         fixture.sender().sockets().all(|socket| (ports.first..=ports.last).contains(&port(socket)))
     };
     assert!(goes_by(&fixture, own));
-    // Where it goes already; elsewhere, of which it knew; where it did not know of.
+    // The path that it takes already; another, of which it knew; one that it did not know of.
     for (seed, to, resumptions) in [(1, own, 0), (2, other, 1), (3, third, 2)] {
         let mut is_steered = false;
         fixture.carry(&lengths(seed, 300), |fixture, done| {
@@ -441,7 +441,7 @@ fn a_flow_goes_on_over_another_socket_when_its_listener_has_closed() {
     }
 }
 
-/// Who has the listener's secret, but is not the flow's sender, cannot go on with it.
+/// A peer with the listener's secret that is not the flow's sender cannot go on with it.
 #[test]
 fn strangers_cannot_go_on_with_a_flow() {
     use std::io::Write;

@@ -179,7 +179,7 @@ impl Fixture for Deadly {
     }
 
     fn options(&self) -> FlowOptions {
-        // Who waits for a peer that was refused waits for so long.
+        // A side that waits for a peer that was refused waits for so long.
         let timeout = Duration::from_millis(100);
         FlowOptions { connect_timeout: timeout, peer_timeout: Some(timeout), ..several() }
     }
@@ -264,7 +264,7 @@ fn a_peer_that_does_not_receive_for_long_is_not_silent() {
     assert_eq!(received[received.len() - 1], 7);
 }
 
-/// What the operator asks for is what the kernel has, on every socket and at both ends.
+/// The operator's options are the kernel's, on every socket and at both ends.
 #[test]
 fn options_reach_the_sockets() {
     use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! What whoever can reach a port may do to a transport: little, and counted.
+//! Powers of somebody who can reach a port over a transport: little, and counted.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -109,7 +109,7 @@ fn strangers_are_refused_and_counted() {
         vec![victim.stranger(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: everything, please\r\n\r\n")];
     strangers.extend(forged.map(|hello| victim.stranger(&hello.encode())));
     drop(victim.stranger(&hello.encode()[..20]));
-    // Who says nothing has asked whether it is answered.
+    // A silent stranger has not asked whether it is answered.
     drop(victim.stranger(b""));
     victim.until_refused(5);
     victim.until("closed", |_| strangers.iter_mut().all(is_closed));

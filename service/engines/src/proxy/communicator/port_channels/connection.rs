@@ -15,7 +15,7 @@ pub(super) struct ConnectionName {
     pub(super) tag: u32,
 }
 
-/// Where a peer is.
+/// Place of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerPlace {
     Here,
@@ -164,7 +164,7 @@ impl Connection {
         self.arrived
     }
 
-    /// What the word says whose waiters wait for signals.
+    /// Value of the word whose waiters wait for signals.
     pub(super) fn arrived_word(&self) -> u64 {
         self.arrived | if self.has_ended { ENDED } else { 0 }
     }

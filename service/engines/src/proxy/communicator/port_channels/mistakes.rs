@@ -1,4 +1,4 @@
-//! What ranks do wrong with port channels, in words.
+//! Mistakes of ranks with port channels, in words.
 
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SetupError;
@@ -22,10 +22,10 @@ pub(super) fn no_memories(rank: u32, channel: u32) -> Failure {
 /// A memory, as a put of a rank's channel names it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NamedMemory {
-    /// Who puts.
+    /// The rank that puts.
     pub(super) rank: u32,
     pub(super) channel: u32,
-    /// Whose memory.
+    /// The rank whose memory it is.
     pub(super) of: u32,
     pub(super) memory: Handle,
 }

@@ -25,7 +25,7 @@ struct Channel {
     memories: Option<PutMemories>,
 }
 
-/// What follows the first trigger of a connection when it has ended.
+/// State behind the first trigger of a connection when it has ended.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     /// The connection whose peer, of this host, gets a signal.
@@ -67,7 +67,7 @@ impl RankChannels {
         }
     }
 
-    /// Where its memory is, as the device counts GPUs; none for memory of the host.
+    /// GPU of its memory, as the device counts GPUs; none for memory of the host.
     pub(super) fn gpu(&self) -> Option<usize> {
         self.opened.gpu
     }

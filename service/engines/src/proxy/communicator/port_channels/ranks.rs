@@ -75,7 +75,7 @@ impl Ranks {
             if own.memory(source).is_none() {
                 return Err(invalid(format!("the rank has no memory {source:?}")));
             }
-            // Of another host's ranks their own service knows the memories.
+            // Another host's service knows its ranks' memories.
             if !is_elsewhere && self.get(peer).is_none_or(|peer| peer.memory(destination).is_none()) {
                 return Err(invalid(format!("rank {peer} has no memory {destination:?}")));
             }
@@ -114,7 +114,7 @@ impl Ranks {
         (waiting <= CONNECTIONS_MAX as usize).then_some(()).ok_or_else(too_many)
     }
 
-    /// Where a put is from and into.
+    /// Source and destination of a put.
     pub(super) fn put_ends(&self, rank: u32, peer: u32, of: &Queued) -> Result<PutEnds, Failure> {
         let Trigger { channel, bytes, source_offset, destination_offset, .. } = of.trigger;
         let memories = of.memories.ok_or_else(|| no_memories(rank, channel))?;

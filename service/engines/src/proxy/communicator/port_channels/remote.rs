@@ -17,7 +17,7 @@ use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::lane_job::{LaneKey, LongPut};
 use crate::proxy::communicator::port_lanes::{LaneMessage, PortLanes, Received};
 
-/// What becomes of the first trigger of a connection.
+/// The result of the first trigger of a connection.
 enum Added {
     /// It has ended, with so many bytes put.
     Ended(u64),
@@ -29,10 +29,10 @@ enum Added {
     Nothing,
 }
 
-/// What became of a message that has come.
+/// The result of a message that has come.
 #[derive(Default)]
 pub(crate) struct TakenFrame {
-    /// Where the next one goes.
+    /// Place of the next one.
     pub(crate) next: Vec<LaneMessage>,
     /// Bytes that were copied.
     pub(crate) copied: u64,
@@ -40,7 +40,7 @@ pub(crate) struct TakenFrame {
     pub(crate) triggers: u64,
 }
 
-/// What a frame asked for.
+/// Work of a frame.
 #[derive(Default)]
 struct CarriedOut {
     /// The long put whose bytes follow, with their place.

@@ -26,13 +26,13 @@ use nix::unistd::geteuid;
 
 use crate::proxy::*;
 
-/// What GPUs say has ended, by rank, or why they do not. They say nothing where it is absent.
+/// Ends told by GPUs, by rank, or why they do not tell. They say nothing where it is absent.
 type Told = Arc<Mutex<Option<Result<Vec<Counted>, String>>>>;
 
-/// What is at the beginnings of symmetric buffers, by rank.
+/// Counts at the beginnings of symmetric buffers, by rank.
 type Stamped = Arc<Mutex<Vec<SymmetricBufferCounts>>>;
 
-/// What is to be called when GPUs have answered for the last time, which is when the test says so.
+/// Callbacks for the last answer of GPUs, which is when the test says so.
 type AtLast = Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>;
 
 /// Ranks' symmetric buffers, of which what a test says is read.
@@ -140,7 +140,7 @@ pub(super) struct Fixture {
     pub(super) stranger: Option<u32>,
     /// A rank that has a process of its own.
     pub(super) with_process: Option<(u32, i32)>,
-    /// What communicators to come are called.
+    /// Name of later communicators.
     pub(super) name: String,
 }
 
@@ -312,7 +312,7 @@ impl Fixture {
         }
     }
 
-    /// What an operator is told who wants a change.
+    /// Answer to an operator who wants a change.
     pub(super) fn reconfigure(&mut self, change: &str) -> Result<Reconfigured, String> {
         let change = StrategyChange::parse(change, "a change").expect("well-formed");
         let request = OperatorRequest::Change { change: Box::new(change), window: None };
@@ -330,7 +330,7 @@ impl Fixture {
         self.registry.comms().pop().expect("a communicator")
     }
 
-    /// What operators see: the strategy's number, and what it says.
+    /// Operators' view: the strategy's number and text.
     pub(super) fn seen(&self) -> (u64, Option<(String, bool)>) {
         let view = self.comm().view();
         (view.epoch, view.on_gpus.map(|GpuStrategy { large_from, ll128, .. }| (large_from.to_string(), ll128)))

@@ -1,4 +1,4 @@
-//! What operators change of communicators whose ranks run collectives themselves, with a device that has pages and no GPUs.
+//! Operators' changes of communicators whose ranks run collectives themselves, with a device that has pages and no GPUs.
 
 mod fixture;
 
@@ -117,7 +117,7 @@ fn gpus_that_do_not_end_what_all_have_called_are_told_of() {
     let account = report.hosts[0].1.as_ref().expect("this host's");
     let waiting: Vec<_> = account.ranks.iter().filter(|rank| !rank.waits_in.is_empty()).map(|rank| rank.rank).collect();
     assert_eq!(waiting, [0, 2]);
-    // What goes on is not stuck; nor is what has ended.
+    // An operation that goes on is not stuck; nor is one that has ended.
     let mut ended = 4;
     let report = fixture.why_stuck(|fixture| {
         ended += 1;
@@ -353,7 +353,7 @@ fn gpus_are_looked_at_within_seconds_also_where_operations_may_wait_for_ever() {
     fixture.tell(&[(1, 0), (0, 0)]);
     fixture.look_at_gpus();
     assert_eq!((direct.ended(0), fixture.failure()), (1, None), "it waits for the other, and may");
-    // What is in graphs nobody counts.
+    // Operations in graphs are counted by nobody.
     fixture.tell(&[(9, 0), (0, 0)]);
     fixture.look_at_gpus();
     assert_eq!(direct.ended(0), 1, "nothing is under way");

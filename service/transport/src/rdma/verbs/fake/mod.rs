@@ -23,7 +23,7 @@ use super::driver::{
 };
 use super::error::VerbsError;
 
-/// What devices make of a UDP source port.
+/// Treatment of a UDP source port by devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourcePorts {
     /// They cannot be told.
@@ -79,12 +79,12 @@ impl Default for FabricOptions {
 #[derive(Debug, Clone)]
 pub struct Fabric {
     world: Arc<Mutex<World>>,
-    /// Where who connects queue pairs waits, and who registers much memory.
+    /// Gates at which those wait who connect queue pairs, and who register much memory.
     connecting: Arc<Gate>,
     pinning: Arc<Gate>,
 }
 
-/// Where those wait who connect queue pairs of a host that looks for an address.
+/// Gate at which those wait who connect queue pairs of a host that looks for an address.
 #[derive(Debug, Default)]
 struct Gate {
     closed: Mutex<Closed>,
@@ -176,7 +176,8 @@ impl Fabric {
         world.tell(index, if is_up { AsyncEvent::PortUp(1) } else { AsyncEvent::PortDown(1) });
     }
 
-    /// Who connects a queue pair of a host waits from here on, as for an address that is looked for; or no more.
+    /// A thread that connects a queue pair of a host waits from here on, as for an address that is looked for;
+    /// or no more.
     pub fn keep_looking(&self, host: &Host, keeps: bool) {
         self.connecting.close(host.number, keeps);
     }
@@ -186,7 +187,7 @@ impl Fabric {
         self.connecting.closed().waiting
     }
 
-    /// Who registers more than 1 MiB at a host waits from here on, as for pages; or no more.
+    /// A thread that registers more than 1 MiB at a host waits from here on, as for pages; or no more.
     pub fn keep_pinning(&self, host: &Host, keeps: bool) {
         self.pinning.close(host.number, keeps);
     }

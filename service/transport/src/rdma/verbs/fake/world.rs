@@ -16,7 +16,7 @@ const LOCAL_PROTECTION: u32 = 4;
 const REMOTE_ACCESS: u32 = 10;
 const RETRY_EXCEEDED: u32 = 12;
 const RNR_EXCEEDED: u32 = 13;
-/// What a receiver that is not ready asks for.
+/// Delay that a receiver that is not ready asks for.
 const RNR_DELAY: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) struct World {
     pub(super) overruns: u64,
     /// Memory that is a GPU's, and whether its driver speaks for it.
     pub(super) gpu: Option<(std::ops::Range<u64>, bool)>,
-    /// What the next write of a host ends with.
+    /// Fates of a host's next writes.
     pub(super) bad_luck: Vec<(u32, u32)>,
     /// Hosts whose devices say no more of writes.
     pub(super) withheld: BTreeSet<u32>,
@@ -169,7 +169,7 @@ impl World {
         self.run_out();
     }
 
-    /// Who sleeps does not poll: what can happen now happens now.
+    /// A sleeper does not poll: pending events happen now.
     fn run_out(&mut self) {
         while self.run() {}
         for cq in self.cqs.values_mut() {

@@ -29,7 +29,7 @@ pub(in crate::tcp) struct Dial {
     pub(in crate::tcp) readable: bool,
     pub(in crate::tcp) writable: bool,
     resumption: u32,
-    /// Where it goes, as the sender counts paths.
+    /// Path that it goes by, as the sender counts paths.
     pub(in crate::tcp) path: usize,
     /// Looks that have found it where it was.
     pub(in crate::tcp) looks: u32,
@@ -58,7 +58,7 @@ impl Connection {
         useless
     }
 
-    /// What is dialled takes the line's place, whatever the line does.
+    /// A dialled socket takes the line's place, whatever the line does.
     pub(in crate::tcp) fn force(&mut self) {
         self.dial.iter_mut().for_each(|dial| dial.is_forced = true);
     }
@@ -143,7 +143,7 @@ impl Connection {
     }
 }
 
-/// What a refusal means: of a flow that was open, that the peer has closed it.
+/// Meaning of a refusal: of a flow that was open, that the peer has closed it.
 fn refused(is_open: bool, fault: Fault) -> Fault {
     if is_open && matches!(fault, Fault::Refused(_)) { Fault::Closed } else { fault }
 }

@@ -1,5 +1,5 @@
 //! Checks a TCP connection's peer and path: unacknowledged bytes, questions over the path, then
-//! what to do. Who owes nothing is not looked at.
+//! what to do. A connection that owes nothing is not looked at.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ pub(in crate::tcp) struct Stall {
     pub(in crate::tcp) answer_at: Option<Instant>,
 }
 
-/// What a look has found.
+/// Results of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::tcp) enum Look {
     /// Nothing is owed: it need not be looked at before something is sent.
@@ -58,7 +58,7 @@ impl Connection {
     /// A connection over the silent path has begun, to find out whether anything is answered there.
     pub(in crate::tcp) fn ask(&mut self, question: Socket, now: Instant) {
         self.questions.push(Probe::of(question));
-        // Who is far away needs longer, the more so in a crowded network.
+        // A far peer needs longer, the more so in a crowded network.
         let round_trip = self.line.as_ref().and_then(|line| line.socket.tcp_info()).map(|info| info.round_trip);
         self.stall.answer_at.get_or_insert(now + 2 * round_trip.unwrap_or_default());
     }
