@@ -58,8 +58,12 @@ fn overview(seconds: u64) -> Overview {
             wire: WireView { segments: 1000 * seconds, retransmits: 50 * seconds, round_trip_us: Some(80) },
             ..testing::path()
         }],
+        hosts: Vec::new(),
         gpus: Vec::new(),
         runtimes: Vec::new(),
+        // Lines of the head that other overviews have.
+        lines_suppressed: 0,
+        refused: Vec::new(),
         ..testing::overview()
     }
 }
