@@ -80,6 +80,10 @@ pub const CUDA_SLOT: Limit<Bytes> = Limit {
 pub const SESSIONS: Limit<u32> =
     Limit { min: 1, max: 4_096, reason: "each session takes file descriptors and a shared segment of the service" };
 
+/// Sessions of all tenants at once.
+pub const ALL_SESSIONS: Limit<u32> =
+    Limit { min: 1, max: 1 << 20, reason: "each takes four descriptors of the service, and its segment" };
+
 /// Communicators of a tenant at once.
 pub const COMMUNICATORS: Limit<u32> =
     Limit { min: 1, max: 65_536, reason: "each communicator holds a table slot and its plans in the service" };

@@ -126,6 +126,9 @@ pub struct Limits {
     /// How long an operation may wait for other ranks with nothing moving before its communicator fails, naming who waits for
     /// whom. 0: for ever.
     pub operation_timeout: DurationText,
+    /// Sessions of all tenants together. Default: as many as have room in a quarter of the service's descriptors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_sessions: Option<u32>,
     /// Host memory that must be left when tenants' regions are allocated. Less is refused.
     pub min_free_memory: Bytes,
 }
@@ -137,6 +140,7 @@ impl Default for Limits {
             completion_ring: 64,
             init_timeout: DurationText::secs(1800),
             operation_timeout: DurationText::secs(1800),
+            max_sessions: None,
             min_free_memory: Bytes::mib(64),
         }
     }
@@ -275,6 +279,9 @@ impl Validate for ServiceConfig {
         problems.ring("limits.completion_ring", self.limits.completion_ring, &limits::COMPLETION_RING);
         problems.within("limits.init_timeout", &self.limits.init_timeout, &limits::INIT_TIMEOUT);
         problems.within("limits.operation_timeout", &self.limits.operation_timeout, &limits::OPERATION_TIMEOUT);
+        if let Some(sessions) = &self.limits.max_sessions {
+            problems.within("limits.max_sessions", sessions, &limits::ALL_SESSIONS);
+        }
         problems.within("limits.min_free_memory", &self.limits.min_free_memory, &limits::MIN_FREE_MEMORY);
         self.runtime.validate(problems);
         self.host_device.validate(problems);

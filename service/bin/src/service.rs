@@ -111,6 +111,7 @@ impl Service {
             root_address: root_address.into(),
         });
         let tenants = endpoints.sessions(&proxies)?;
+        base.tell_memory();
         let metrics = settings.metrics.map(|at| endpoints.metrics(at, base.overseer())).transpose()?;
         let pusher = settings.otlp.as_ref().map(|otlp| OtlpPusher::start(otlp, base.overseer(), Arc::clone(&handover)));
         let pusher = pusher.transpose().context("metrics.otlp")?;

@@ -145,6 +145,8 @@ pub struct Settings {
     pub quota_defaults: QuotaDefaults,
     /// Sizes of a session.
     pub limits: SessionLimits,
+    /// Sessions of all tenants together; as many as descriptors allow, if the operator has not said.
+    pub max_sessions: Option<u32>,
     /// Host memory that regions leave free.
     pub min_free_memory_bytes: u64,
     /// How long ranks wait for each other when they join.
@@ -335,11 +337,8 @@ impl Settings {
             tenants: config.tenants.iter().map(tenant).collect(),
             tenants_folder: config.tenants_folder(),
             quota_defaults,
-            limits: SessionLimits {
-                command_ring: config.limits.command_ring,
-                completion_ring: config.limits.completion_ring,
-                spin: config.runtime.tenant_spin.0,
-            },
+            limits: session_limits(config),
+            max_sessions: config.limits.max_sessions,
             min_free_memory_bytes: config.limits.min_free_memory.0,
             operation_timeout: Some(config.limits.operation_timeout.0).filter(|timeout| !timeout.is_zero()),
             init_timeout: config.limits.init_timeout.0,
@@ -391,6 +390,11 @@ impl Settings {
             otlp: config.metrics.as_ref().and_then(|metrics| metrics.otlp.clone()),
         }
     }
+}
+
+fn session_limits(config: &mccs_config::ServiceConfig) -> SessionLimits {
+    let mccs_config::service::Limits { command_ring, completion_ring, .. } = config.limits;
+    SessionLimits { command_ring, completion_ring, spin: config.runtime.tenant_spin.0 }
 }
 
 fn tenant_settings(

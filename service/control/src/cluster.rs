@@ -14,6 +14,9 @@ pub struct CommSummary {
     pub unique_id: String,
     /// Its owner.
     pub tenant: String,
+    /// The job that it is part of, as its launcher calls it; absent where that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub job: String,
     /// Its ranks on all hosts.
     pub nranks: u32,
     /// How many hosts it has.
@@ -32,6 +35,9 @@ pub struct StuckSummary {
     pub part: Option<StuckPart>,
     /// Its owner.
     pub tenant: String,
+    /// The job that it is part of, as its launcher calls it; absent where that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub job: String,
     /// The kind of its wait.
     pub class: StuckClass,
     /// The ranks to blame.

@@ -244,7 +244,8 @@ fn stuck_here(socket: &Path) -> Result<ClusterView, DocumentError> {
                 summary.looked_at += 1;
                 if !matches!(report.class, StuckClass::NotStuck | StuckClass::Running) {
                     let (class, part, culprits) = (report.class, report.part, report.culprits);
-                    summary.stuck.push(StuckSummary { communicator, part, tenant: comm.tenant, class, culprits });
+                    let (tenant, job) = (comm.tenant, comm.job);
+                    summary.stuck.push(StuckSummary { communicator, part, tenant, job, class, culprits });
                 }
             }
             // It has ended meanwhile.

@@ -4,6 +4,7 @@
 //! Bounded: of very many communicators, ranks or flows the first are told, and how many were left out.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +102,56 @@ pub struct PushesView {
     pub trouble: Option<String>,
 }
 
+/// The most host memory that a service can come to hold, beside what it may.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryView {
+    /// Sum of its tenants' quotas.
+    pub quotas_bytes: u64,
+    /// Its own part: a constant of its own, and a part for each session.
+    pub own_bytes: u64,
+    /// The limit of its memory, where the kernel says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowed_bytes: Option<u64>,
+    /// The cgroup whose `memory.max` that is; absent where it is the host's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+}
+
+impl MemoryView {
+    /// The way out where it is too much.
+    pub const ADVICE: &str = "jobs are refused memory, or ended, before all have what they may: set [[tenant]] max_memory, or raise MemoryMax=";
+
+    /// All that it can come to hold.
+    #[must_use]
+    pub fn most_bytes(&self) -> u64 {
+        self.quotas_bytes.saturating_add(self.own_bytes)
+    }
+
+    /// Whether that is more than it may take.
+    #[must_use]
+    pub fn is_too_much(&self) -> bool {
+        self.allowed_bytes.is_some_and(|allowed| allowed < self.most_bytes())
+    }
+}
+
+impl std::fmt::Display for MemoryView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let (most, quotas, own) = (mib(self.most_bytes()), mib(self.quotas_bytes), mib(self.own_bytes));
+        write!(
+            f,
+            "the service holds at most {most} MiB: {quotas} of its tenants' quotas (max_memory), and {own} of its own"
+        )?;
+        match (self.allowed_bytes.map(mib), &self.cgroup) {
+            (Some(allowed), Some(cgroup)) => {
+                write!(f, "; it may take {allowed} MiB (memory.max of {}, MemoryMax= of its unit)", cgroup.display())
+            }
+            (Some(allowed), None) => write!(f, "; the host has {allowed} MiB"),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
 /// A service at a moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Overview {
@@ -126,6 +177,9 @@ pub struct Overview {
     /// The service's GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuView>,
+    /// The most host memory that it can come to hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryView>,
     /// Whether processes that have no session are refused: `mccsctl drain`.
     #[serde(default)]
     pub draining: bool,

@@ -34,6 +34,7 @@ pub fn overview() -> Overview {
             nic_access_reason: Some("no NIC".into()),
             ..gpu("GPU-1")
         }],
+        memory: None,
         draining: true,
         draining_reason: None,
         certificate_end: Some(2_000_000_000),

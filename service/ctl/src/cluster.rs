@@ -35,13 +35,14 @@ pub fn cluster(socket: &Path, json: bool) -> anyhow::Result<()> {
     for (name, summary) in summaries() {
         for comm in &summary.communicators {
             say!(
-                "{:<32} {:<16} {:>6} {:>6} {:>14}  {name}, number {} there",
+                "{:<32} {:<16} {:>6} {:>6} {:>14}  {name}, number {} there{}",
                 comm.unique_id,
                 comm.tenant,
                 comm.nranks,
                 comm.hosts,
                 comm.operations,
-                comm.communicator
+                comm.communicator,
+                of_job(&comm.job)
             );
         }
         if summary.more_communicators > 0 {
@@ -59,10 +60,16 @@ pub fn cluster(socket: &Path, json: bool) -> anyhow::Result<()> {
     for (name, summary) in summaries() {
         for failed in summary.failed.iter().filter(|failed| told.insert(failed.unique_id.clone())) {
             let (id, ago) = (&failed.unique_id, failed.age_seconds);
-            say!("{id} of {} failed {ago} s ago ({name}): {}", failed.tenant, failed.reason);
+            let job = of_job(&failed.job);
+            say!("{id} of {}{job} failed {ago} s ago ({name}): {}", failed.tenant, failed.reason);
         }
     }
     Ok(())
+}
+
+/// The job of something, where that is known.
+pub fn of_job(job: &str) -> String {
+    if job.is_empty() { String::new() } else { format!(" (job {job})") }
 }
 
 fn host(ClusterHost { host, summary, trouble }: &ClusterHost) {
@@ -133,8 +140,8 @@ pub fn stuck(socket: &Path, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_stuck(host: &str, StuckSummary { communicator, part, tenant, class, culprits }: &StuckSummary) {
-    let named = named(*communicator, part.as_ref());
-    say!("{named} of {host}, tenant {tenant}: {}", verdict(*class, None));
+fn print_stuck(host: &str, StuckSummary { communicator, part, tenant, job, class, culprits }: &StuckSummary) {
+    let (named, job) = (named(*communicator, part.as_ref()), of_job(job));
+    say!("{named} of {host}, tenant {tenant}{job}: {}", verdict(*class, None));
     culprits.iter().for_each(|one| say!("  {}", culprit(one)));
 }

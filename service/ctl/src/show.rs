@@ -1,5 +1,6 @@
 //! `mccsctl show`: tables of hosts, GPUs, sessions, communicators, engines.
 
+use crate::cluster::of_job;
 use mccs_config::service::TransportKind;
 use mccs_control::{CommView, GpuView, HostView, SessionView};
 use mccs_model::GpuStrategy;
@@ -170,9 +171,9 @@ pub fn failed(failed: &[FailedView]) {
         return;
     }
     say!("{:>6} {:<12} {:>6} {:>11} {:>10}  failed since", "comm", "tenant", "ranks", "operations", "ago");
-    for FailedView { communicator, tenant, nranks, operations, reason, age_seconds, .. } in failed {
-        let ago = format!("{age_seconds} s");
-        say!("{communicator:>6} {tenant:<12} {nranks:>6} {operations:>11} {ago:>10}  {reason}");
+    for FailedView { communicator, tenant, job, nranks, operations, reason, age_seconds, .. } in failed {
+        let (ago, job) = (format!("{age_seconds} s"), of_job(job));
+        say!("{communicator:>6} {tenant:<12} {nranks:>6} {operations:>11} {ago:>10}  {reason}{job}");
     }
     say!();
 }

@@ -16,6 +16,7 @@ use mccs_telemetry::straggler::straggler;
 
 use self::layout::{Section, fit, share, table};
 use self::units::{bits, bytes, direction, lost_since, rate, time};
+use crate::cluster::of_job;
 use crate::watch::Snapshot;
 
 pub use self::layout::Size;
@@ -147,6 +148,12 @@ fn comes_last(comm: &CommView, then: Option<&CommView>, before: &Snapshot, now: 
     straggler_here(comm, then).map(|(rank, late)| format!("rank {rank} +{}", time(Some(late))))
 }
 
+/// A communicator's number, name and job.
+fn told(comm: &CommView) -> String {
+    let parts = [comm.communicator.to_string(), comm.name.clone(), of_job(&comm.job).trim_start().to_owned()];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
 fn communicators(looked_before: &Snapshot, looked: &Snapshot, seconds: f64) -> Option<Section> {
     let (before, now) = (&looked_before.overview, &looked.overview);
     let row = |comm: &CommView| {
@@ -155,11 +162,7 @@ fn communicators(looked_before: &Snapshot, looked: &Snapshot, seconds: f64) -> O
         let bus_bytes = comm.bus_bytes.saturating_sub(then.map_or(0, |then| then.bus_bytes));
         let busbw = if busy_ns == 0 { "-".into() } else { bytes(bus_bytes as f64 / busy_ns as f64 * 1e9) };
         vec![
-            if comm.name.is_empty() {
-                comm.communicator.to_string()
-            } else {
-                format!("{} {}", comm.communicator, comm.name)
-            },
+            told(comm),
             comm.tenant.clone(),
             if comm.hosts.is_empty() { comm.device.clone() } else { format!("{} hosts", comm.hosts.len()) },
             format!("{}/{}", comm.ranks.len(), comm.nranks),

@@ -6,7 +6,7 @@
 //! EventSink <------- events <-----+
 //! ```
 //!
-//! A poll takes requests and what came on links in turn, so that neither keeps the other waiting. When whoever takes events
+//! A poll takes requests and what came on links in turn, so that neither keeps the other waiting; and requests in turns of tenants. When whoever takes events
 //! has no room, they are kept, and after some nothing more is taken in: peers wait, and the protocol's limits hold.
 //! Invariant: events come in the protocol's order, each once.
 //!
@@ -25,7 +25,7 @@ use mccs_exchange::protocol::{Event, Exchange, LinkTimes, Name, Options, Output,
 use mccs_exchange::tls::{Tls, TlsError, TlsFiles, random_number};
 use mccs_registry::Registry;
 use mccs_registry::missing_ranks::LateTold;
-use mccs_runtime::{Context, Engine, Mailbox, Progress, RuntimeError};
+use mccs_runtime::{Context, Engine, Mailbox, Progress, RuntimeError, TurnQueue};
 use mccs_telemetry::{HostInfo, LogBudget};
 use rustls::pki_types::UnixTime;
 
@@ -111,6 +111,8 @@ impl ExchangeSettings {
 /// See the module's documentation.
 pub struct ExchangeEngine {
     mailbox: Mailbox<Request>,
+    /// Requests from the mailbox, in turns of tenants. Each tenant's are bounded by its quota of ranks.
+    requests: TurnQueue<Request>,
     exchange: Exchange,
     links: Links,
     hosts: BTreeMap<Name, HostInfo>,
@@ -197,6 +199,7 @@ impl ExchangeEngine {
         let hosts = settings.hosts.iter().map(host).collect();
         Ok(ExchangeEngine {
             mailbox,
+            requests: TurnQueue::default(),
             exchange: Exchange::new(&options, now),
             links,
             hosts,
@@ -297,7 +300,10 @@ impl ExchangeEngine {
             if self.waiting.len() >= EVENTS_MAX {
                 break;
             }
-            let request = self.mailbox.pop();
+            while let Some(request) = self.mailbox.pop() {
+                self.requests.push(request.share(), request);
+            }
+            let request = self.requests.pop();
             let event = self.links.next_event(now);
             if request.is_none() && event.is_none() {
                 break;

@@ -218,6 +218,7 @@ impl CommInfo {
             communicator: self.number,
             unique_id: self.id.to_string(),
             tenant: self.tenant.clone(),
+            job: self.job.clone(),
             nranks: self.nranks,
             hosts: self.hosts.clone(),
             operations: self.totals().operations,

@@ -7,14 +7,16 @@ use std::time::Instant;
 
 use mccs_control::GpuView;
 use mccs_control::overview::{
-    COMMUNICATORS_TOLD_MAX, FLOWS_TOLD_MAX, Omitted, Overview, QuotaView, RANKS_TOLD_MAX, RefusedView, TenantView,
+    COMMUNICATORS_TOLD_MAX, FLOWS_TOLD_MAX, MemoryView, Omitted, Overview, QuotaView, RANKS_TOLD_MAX, RefusedView,
+    TenantView,
 };
 use mccs_runtime::{EngineInfo, Runtimes};
 use mccs_telemetry::placed::Allotment;
 use mccs_telemetry::trace::ClockView;
 use mccs_telemetry::{CommonTime, lines_suppressed};
 use mccs_tenants::default_quotas::Origin;
-use mccs_tenants::{Resource, Tenant};
+use mccs_tenants::memory_bound::{MemoryAllowed, MemoryBound};
+use mccs_tenants::{AllSessions, Resource, Tenant};
 
 use super::{CommInfo, Registry};
 
@@ -29,6 +31,8 @@ pub struct Overseer {
     pub registry: Arc<Registry>,
     /// Engines and where they run.
     pub runtimes: Arc<Runtimes>,
+    /// How many sessions there may be of all tenants.
+    pub all_sessions: Arc<AllSessions>,
 }
 
 impl Overseer {
@@ -44,6 +48,16 @@ impl Overseer {
             engine.tenants = named.collect();
         }
         engines
+    }
+
+    /// The most host memory that the service can come to hold with the tenants that there are.
+    #[must_use]
+    pub fn memory(&self) -> MemoryView {
+        let MemoryBound { quotas_bytes, own_bytes } =
+            MemoryBound::of(&self.registry.tenants(), self.all_sessions.most());
+        let allowed = MemoryAllowed::here();
+        let allowed_bytes = allowed.as_ref().map(|allowed| allowed.bytes);
+        MemoryView { quotas_bytes, own_bytes, allowed_bytes, cgroup: allowed.and_then(|allowed| allowed.cgroup) }
     }
 
     /// How things are.
@@ -97,6 +111,7 @@ impl Overseer {
             paths: registry.flows.paths(),
             hosts: registry.host_views(now),
             gpus: registry.gpus().iter().map(GpuView::of).collect(),
+            memory: Some(self.memory()),
             draining: registry.is_draining(),
             draining_reason: registry.draining_reason(),
             certificate_end: registry.certificate_end(),

@@ -25,6 +25,7 @@ mod runtimes;
 mod tenant_queues;
 mod time_slice;
 mod turn_channel;
+mod turn_queue;
 mod turns;
 
 pub use account::Account;
@@ -34,4 +35,5 @@ pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};
 pub use runtimes::{EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes, work_by_tenant};
 pub use tenant_queues::{TenantQueueOpener, TenantQueueReceiver, TenantQueueSender, TenantQueues};
 pub use turn_channel::{TurnReceiver, TurnSender, turn_channel};
+pub use turn_queue::TurnQueue;
 pub use turns::{Share, Turns, work_ns};

@@ -33,6 +33,12 @@ impl<T> Shared<T> {
 /// The end of those who give work.
 pub struct TurnSender<T>(Arc<Shared<T>>);
 
+impl<T> std::fmt::Debug for TurnSender<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TurnSender").finish_non_exhaustive()
+    }
+}
+
 /// The thread's end.
 pub struct TurnReceiver<T> {
     shared: Arc<Shared<T>>,

@@ -19,7 +19,7 @@ use super::Account;
 
 /// Work of a turn for each unit of weight: a few short operations. Longer turns would be felt as delay, shorter ones
 /// would spend the time on switching.
-const QUANTUM_NS: i64 = 8_000;
+pub(super) const QUANTUM_NS: i64 = 8_000;
 
 /// A tenant, and how much of each shared engine is its.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +55,13 @@ struct Party<Q> {
     queue: Q,
 }
 
+impl<Q> Party<Q> {
+    fn count(&self, ns: u64) {
+        // Nobody else writes it.
+        self.done_ns.store(self.done_ns.load(Ordering::Relaxed).wrapping_add(ns), Ordering::Relaxed);
+    }
+}
+
 /// The share by which it takes turns. `Q` is what a tenant has left at the engine.
 pub struct Turns<Q> {
     /// Ascending by tenant. Past parties stay: numbers of tenants that have gone are given anew.
@@ -85,6 +92,20 @@ impl<Q: Default> Turns<Q> {
             self.ring.push_back(at);
         }
         &mut party.queue
+    }
+
+    /// A tenant's queue, though it has no work yet.
+    pub(super) fn open(&mut self, share: Share) -> &mut Q {
+        let at = self.place_of(share);
+        // It may have to stand in the ring without an allocation then.
+        self.ring.reserve(self.parties.len() - self.ring.len());
+        &mut self.parties[at].queue
+    }
+
+    /// Work was done for a tenant that takes no turn here for it: it counts, and is not paid for.
+    pub fn note_work(&mut self, share: Share, ns: u64) {
+        let at = self.place_of(share);
+        self.parties[at].count(ns);
     }
 
     fn place_of(&mut self, share: Share) -> usize {
@@ -125,8 +146,7 @@ impl<Q> Turns<Q> {
     pub fn spend(&mut self, ns: u64) {
         if let Some(party) = self.ring.front().and_then(|at| self.parties.get_mut(*at)) {
             party.credit_ns = party.credit_ns.saturating_sub_unsigned(ns);
-            // Nobody else writes it.
-            party.done_ns.store(party.done_ns.load(Ordering::Relaxed).wrapping_add(ns), Ordering::Relaxed);
+            party.count(ns);
         }
     }
 
@@ -270,6 +290,19 @@ mod tests {
         let part = first as f64 / (first + second) as f64;
         assert!((part - 0.75).abs() < 0.01, "{part}");
         assert_eq!(first + second, 80_000 * 1_000, "what the one before has done is forgotten");
+    }
+
+    #[test]
+    fn work_out_of_turn_counts_and_costs_no_turn() {
+        let mut turns = Turns::default();
+        turns.note_work(share(2, 1), 1_000_000);
+        assert!(turns.is_empty() && turns.turn().is_none(), "it has left nothing");
+        fill(&mut turns, share(1, 1), 1, 1_000);
+        fill(&mut turns, share(2, 1), 1, 1_000);
+        assert_eq!(serve(&mut turns, 2), [(1, 1), (2, 1)]);
+        let mut done = turns.account().read();
+        done.sort_unstable();
+        assert_eq!(done, [(1, 1_000), (2, 1_001_000)]);
     }
 
     #[test]

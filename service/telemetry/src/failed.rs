@@ -26,6 +26,9 @@ pub struct FailedView {
     pub unique_id: String,
     /// Its tenant.
     pub tenant: String,
+    /// The job that it was part of, as its launcher calls it; absent where that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub job: String,
     /// Its ranks on all hosts.
     pub nranks: u32,
     /// Its hosts; none where all ranks were here.
@@ -100,6 +103,7 @@ mod tests {
             communicator,
             unique_id: "u".into(),
             tenant: tenant.into(),
+            job: String::new(),
             nranks: 2,
             hosts: Vec::new(),
             operations: 7,

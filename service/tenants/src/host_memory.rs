@@ -103,12 +103,22 @@ fn cgroup_held_bytes(folder: &Path) -> Option<u64> {
     Some(current.saturating_sub(stat.lines().filter_map(of).sum()))
 }
 
-/// Memory that this process may use at most: the host's, or the least limit of its cgroups (version 2).
-pub(crate) fn total_bytes() -> Option<u64> {
-    let (proc, cgroups) = (Path::new("/proc"), Path::new("/sys/fs/cgroup"));
+/// Memory that this process may use at most: the host's, or the least limit of its cgroups (version 2), with that one's folder.
+pub(crate) fn least_limit() -> Option<(u64, Option<PathBuf>)> {
+    least_limit_of(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
+}
+
+fn least_limit_of(proc: &Path, cgroups: &Path) -> Option<(u64, Option<PathBuf>)> {
     let host = std::fs::read_to_string(proc.join("meminfo")).ok();
-    let host = host.and_then(|meminfo| meminfo_bytes(&meminfo, "MemTotal"));
-    cgroup_folders(proc, cgroups).iter().filter_map(|folder| cgroup_limit_bytes(folder)).chain(host).min()
+    let host = host.and_then(|meminfo| Some((meminfo_bytes(&meminfo, "MemTotal")?, None)));
+    let of_cgroups = cgroup_folders(proc, cgroups).into_iter();
+    let of_cgroups = of_cgroups.filter_map(|folder| Some((cgroup_limit_bytes(&folder)?, Some(folder))));
+    of_cgroups.chain(host).min_by_key(|(bytes, _)| *bytes)
+}
+
+/// The same without whose it is.
+pub(crate) fn total_bytes() -> Option<u64> {
+    least_limit().map(|(bytes, _)| bytes)
 }
 
 /// There is no room for a region.

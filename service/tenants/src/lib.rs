@@ -5,9 +5,11 @@
 //! The most important: [`Tenant`] and [`Charge`], a part of a quota that dropping gives back; [`regions::Region`], memory of a tenant that
 //! operations keep mapped; [`session::Session`], the words and failures of one process.
 
+mod all_sessions;
 pub mod default_quotas;
 mod fd_closer;
 mod host_memory;
+pub mod memory_bound;
 mod numbers;
 pub mod process_limits;
 mod prompt_close;
@@ -19,6 +21,7 @@ mod tenant;
 pub mod testing;
 mod token_bucket;
 
+pub use all_sessions::{AllSessions, SessionCharge, SessionRefused, TooManySessions};
 pub use fd_closer::FdCloser;
 pub use host_memory::{HostMemory, NoRoom, Pages, Reservation};
 pub use prompt_close::close_promptly;

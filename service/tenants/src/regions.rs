@@ -76,8 +76,8 @@ impl Region {
     #[must_use]
     pub fn new(mapping: Mapping, reservation: Reservation, charges: [Charge; 2], unmap_worker: UnmapWorker) -> Self {
         let bytes = reservation.bytes();
-        host_regions::note_mapped(mapping.as_ptr() as usize, bytes);
         let share = charges[0].tenant().share;
+        host_regions::note_mapped(mapping.as_ptr() as usize, bytes, share);
         Region { memory: Some(Leaving { mapping, reservation, charges, descriptor: None }), share, bytes, unmap_worker }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mccs_config::service::{Device, TransportKind};
 
 use mccs_model::path::{FlowPath, PortRange};
+use mccs_runtime::Share;
 
 use super::{CONNECTIONS_MAX, REQUESTS_MAX, TransportError};
 
@@ -72,6 +73,8 @@ pub struct FlowSpec {
 pub struct FlowOptions {
     /// Which of its host's transports carries it, where there are several; the first one, if none is named.
     pub transport: Option<TransportKind>,
+    /// Its tenant's share: flows of tenants take turns.
+    pub share: Share,
     /// Sockets (`tcp`) or queue pairs (`rdma`) of the flow, 1 to [`CONNECTIONS_MAX`].
     pub connections: u16,
     /// Device of this host that the flow leaves by: a network interface, from whose address its sockets send (`tcp`), or the port that it
@@ -120,6 +123,7 @@ impl Default for FlowOptions {
     fn default() -> Self {
         FlowOptions {
             transport: None,
+            share: Share::SERVICE,
             connections: 1,
             device: None,
             home: None,

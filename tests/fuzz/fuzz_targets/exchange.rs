@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use mccs_ipc::types::{ErrorClass, UniqueId};
+use mccs_runtime::Share;
 use mccs_exchange::protocol::{
     AccountBody, AgreementMessage, Answer, ChangeBody, ChangeRequest, CommId, CommKey, ControlBody, Decision, Event, Exchange, Failure, Frame,
     Hello, Join, Life, LinkId, LinkTimes, Message, Name, Options, Output, Part, Payload, Refusal, Request, RingHost,
@@ -137,9 +138,9 @@ impl<'a> Script<'a> {
             0 | 1 => {
                 let (key, root) = (self.key(), self.host());
                 let (rank, nranks) = (self.below(6) as u32, 1 + self.below(6) as u32);
-                Request::Join(Box::new(Join { key, root, rank, nranks, payload: self.payload() }))
+                Request::Join(Box::new(Join { share: Share::SERVICE, key, root, rank, nranks, payload: self.payload() }))
             }
-            2 => Request::Withdraw { key: self.key(), failure: self.failure() },
+            2 => Request::Withdraw { share: Share::SERVICE, key: self.key(), failure: self.failure() },
             3 => Request::Ready { comm: self.comm() },
             4 => Request::Fail { comm: self.comm(), failure: self.failure() },
             5 => Request::Leave { comm: self.comm(), ranks: self.ranks() },

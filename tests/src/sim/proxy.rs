@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mccs_exchange::protocol::{Answer, ChangeBody, ChangeRequest, CommId, Event, Failure, Refusal, Request};
 use mccs_ipc::types::ErrorClass;
+use mccs_runtime::Share;
 use rand::Rng;
 
 use super::ledger::State;
@@ -109,7 +110,8 @@ impl World {
                 let failure = Failure::new(ErrorClass::System, "no connection").by_host(&self.names[host]);
                 let comm = membership.comm;
                 if !is_calm && self.one_in(self.manners.withdraws) {
-                    return self.ask(host, Request::Withdraw { key: membership.key, failure });
+                    let share = Share { tenant: job as u32, weight: 1 };
+                    return self.ask(host, Request::Withdraw { share, key: membership.key, failure });
                 }
                 self.ask(host, Request::Ready { comm: comm.clone() });
                 if !is_calm && self.one_in(self.manners.fails) {

@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use mccs_exchange::protocol::{Counters, Exchange, Failure, Held, Join, LinkTimes, Name, Options, Output, Request};
+use mccs_runtime::Share;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -363,7 +364,8 @@ impl World {
         }
         self.ledger.join(number, host, rank);
         let root = self.names[job.placement[0]].clone();
-        let join = Join { key: job.key.clone(), root, rank, nranks, payload: job.payload(rank) };
+        let share = Share { tenant: number as u32, weight: 1 };
+        let join = Join { share, key: job.key.clone(), root, rank, nranks, payload: job.payload(rank) };
         self.input(host, |exchange, now| exchange.request(Request::Join(Box::new(join)), now));
     }
 

@@ -12,7 +12,7 @@ use mccs_exchange::limits::MAILBOX_MAX;
 use mccs_exchange::protocol::{CommId, CommKey, Event, Join, LinkTimes, Name, Payload, Request};
 use mccs_ipc::types::UniqueId;
 use mccs_registry::Registry;
-use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender};
+use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender, Share};
 use mccs_telemetry::HostInfo;
 use mccs_tests::watchdog;
 
@@ -192,7 +192,7 @@ impl Fixture {
             for rank in at * per_host..(at + 1) * per_host {
                 let (key, root) = (key.clone(), self.names[0].clone());
                 let payload = payload(rank, payload_bytes);
-                host.ask(Request::Join(Box::new(Join { key, root, rank, nranks, payload })));
+                host.ask(Request::Join(Box::new(Join { share: Share::SERVICE, key, root, rank, nranks, payload })));
             }
         }
     }

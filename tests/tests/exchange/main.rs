@@ -7,4 +7,5 @@ mod fixture;
 mod frames;
 mod operator;
 mod proxy;
+mod turns;
 mod unauthenticated_peers;

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Memory that counts against tenants' quotas, as the service names it.
-const OF_TENANTS: [&str; 2] = ["/memfd:mccs-region", "/memfd:mccs-shm-exchange"];
+const OF_TENANTS: [&str; 4] =
+    ["/memfd:mccs-region", "/memfd:mccs-shm-exchange", "/memfd:mccs-port-channels", "/memfd:mccs-put-frames"];
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Open descriptors.

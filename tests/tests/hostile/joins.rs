@@ -1,6 +1,7 @@
 //! Joins, leaves and aborts that do not fit together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::handshake::SocketError;
@@ -69,6 +70,43 @@ fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
         let error = waits.join().expect("the other rank").expect_err("its peer has gone").to_string();
         assert!(error.contains("rank 1"), "{error}");
     });
+}
+
+/// Joins that are never complete take memory of the service, which is their tenant's until they end.
+#[test]
+fn joins_that_wait_for_others_count_against_their_tenants_memory() {
+    const QUOTA_BYTES: u64 = 1 << 20;
+    let settings = "[[tenant]]\nname = \"t\"\nmax_memory = \"1MiB\"\nmax_communicators = 4000\n";
+    let service = TestService::start(settings);
+    let raw = Raw::connect(&service);
+    let tenant = Arc::clone(&service.service().registry.sessions()[0].tenant);
+    let held = || tenant.used(Resource::MemoryBytes);
+    let before = held();
+    let join = |number: u64| {
+        let bytes = [number.to_le_bytes(), [9; 8]].concat();
+        let (id, root_address) = (UniqueId(bytes.try_into().expect("16 bytes")), String::new());
+        let (role, options) = (Role::Whole, JoinOptions::default());
+        Request::InitRank { id, rank: 7, nranks: 4096, gpu: None, root_address, role, options }
+    };
+    for number in 0.. {
+        let envelope = RequestEnvelope { id: 100 + number, request: join(number) };
+        while let Err(error) = raw.socket.send(&envelope, &[]) {
+            assert!(matches!(error, SocketError::WouldBlock), "{error}");
+            std::thread::yield_now();
+        }
+        // A rank that waits for others gets no answer.
+        if raw.socket.wait_readable(Duration::ZERO) {
+            break;
+        }
+    }
+    let (answer, _) = receive(&raw.socket).expect("an answer");
+    let Response::Error { class, message } = answer.response else { panic!("{answer:?}") };
+    assert!(class == ErrorClass::InvalidUsage && message.contains("raise [[tenant]] max_memory"), "{message}");
+    assert!(held() - before > QUOTA_BYTES / 2 && held() <= QUOTA_BYTES, "{} bytes, {before} without joins", held());
+    drop(raw);
+    while held() > 0 {
+        std::thread::yield_now();
+    }
 }
 
 /// A rank that has asked to leave, and waits for a message to be taken that nobody takes, can still end that; and once it has left,

@@ -59,6 +59,22 @@ fn strangers_whose_connections_linger_stop_nobody() {
     drop(readers);
 }
 
+/// Quotas of tenants add up to more than the service's descriptors allow: all together keep to those, and hear of the key.
+#[test]
+fn sessions_of_all_tenants_have_a_bound_besides_each_ones_own() {
+    let tenants = "[[tenant]]\nname = \"a\"\nsocket = \"a\"\n[[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
+    let service = TestService::start(&format!("[limits]\nmax_sessions = 3\n{tenants}"));
+    let mut held = Vec::from([0, 0, 1].map(|tenant| service.connect(tenant)));
+    for tenant in [0, 1] {
+        let told = Client::connect(service.socket(tenant)).expect_err("the fourth").to_string();
+        assert!(told.contains("limits.max_sessions") && told.contains("LimitNOFILE"), "{told}");
+    }
+    held.pop();
+    while Client::connect(service.socket(0)).is_err() {
+        std::thread::yield_now();
+    }
+}
+
 /// More than may wait for their turn are told, so that nobody behind them in the socket's queue waits. Those that have gone wait no longer.
 #[test]
 fn a_tenant_that_connects_without_end_is_told_and_keeps_nobody_waiting() {

@@ -5,6 +5,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use mccs::{ErrorClass, RemoteMemory};
+use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_tests::hosts::{TestHosts, in_threads};
 use mccs_tests::port_channels::{open, put_at_random, random_seed, tell};
 use mccs_tests::{Rank, watchdog};
@@ -22,6 +23,42 @@ fn puts_between_hosts_come_where_they_belong_before_their_signals() {
     watchdog();
     let (hosts, seed) = (TestHosts::start(2, ""), random_seed());
     hosts.ranks(&[0, 1, 1], |rank| put_at_random(&rank, 2, 16, seed));
+}
+
+/// Milliseconds of work for a tenant at all of a host's engines of a kind.
+fn work_ms(hosts: &TestHosts, host: usize, engine: &str, tenant: &str) -> u64 {
+    let answer = call(&hosts.service(host).control_socket(), &ControlRequest::Engines).expect("an answer");
+    let ControlAnswer::Engines { engines, .. } = answer else { panic!("{answer:?}") };
+    let of_kind = engines.iter().filter(|one| one.name.starts_with(engine));
+    of_kind.filter_map(|one| one.tenants.get(tenant)).sum()
+}
+
+#[test]
+fn puts_are_work_of_their_tenant_at_every_engine_that_carries_them_and_of_nobody_else() {
+    const PUTS: u64 = 6000;
+    const BYTES: u64 = 3000;
+    watchdog();
+    let tenants = "[[tenant]]\nname = \"works\"\nsocket = \"w\"\n[[tenant]]\nname = \"idle\"\nsocket = \"i\"\n";
+    let hosts = TestHosts::start(2, tenants);
+    let _idle = hosts.join_some(1, mccs::unique_id().expect("an id"), &[0, 1], &[0, 1]);
+    hosts.ranks(&[0, 1], |rank| {
+        let (me, opened) = (rank.comm.rank(), open(&rank, 2 * BYTES, 64));
+        let channel = opened.channel(1 - me, 1);
+        if me == 0 {
+            (0..PUTS).for_each(|_| channel.put(0, BYTES, BYTES).expect("put"));
+            channel.signal().expect("signalled");
+        } else {
+            channel.wait().expect("signalled");
+        }
+        meet(&rank);
+    });
+    // Each byte is read and written once, at 10 GB/s; a put costs no more than some microseconds besides.
+    let (least, most) = (2 * PUTS * BYTES / 10 / 1_000_000, PUTS * 20 / 1000);
+    for (host, engine) in [(0, "proxy"), (0, "transport"), (1, "proxy"), (1, "transport")] {
+        let works = work_ms(&hosts, host, engine, "works");
+        assert!((least..=most).contains(&works), "{engine} engine of host {host}: {works} ms, of {least} to {most}");
+        assert_eq!(work_ms(&hosts, host, engine, "idle"), 0, "{engine} engine of host {host}");
+    }
 }
 
 /// More long puts than a lane has under way, short ones and flushes between them.

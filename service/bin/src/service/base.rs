@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use mccs_control::overview::MemoryView;
 use mccs_engines::proxy::Timeouts;
 use mccs_engines::transport::path_events::PathEventLog;
 use mccs_handover::Handover;
 use mccs_registry::{Overseer, Registry};
 use mccs_runtime::{RuntimeOptions, Runtimes};
+use mccs_tenants::AllSessions;
 
 use super::sizes::Spin;
 use crate::settings::{Placement, Settings};
@@ -20,6 +22,8 @@ pub(super) struct Base<'a> {
     pub(super) settings: &'a Settings,
     pub(super) runtimes: Arc<Runtimes>,
     pub(super) registry: Arc<Registry>,
+    /// How many sessions there may be of all tenants.
+    pub(super) all_sessions: Arc<AllSessions>,
     pub(super) handover: Arc<Handover>,
     /// News of flows about their paths, for the controller.
     pub(super) path_events: Arc<PathEventLog>,
@@ -41,6 +45,7 @@ impl<'a> Base<'a> {
             settings,
             runtimes,
             registry: Arc::new(Registry::default()),
+            all_sessions: AllSessions::of_process(settings.max_sessions)?,
             handover,
             path_events: Arc::default(),
             main,
@@ -65,6 +70,17 @@ impl<'a> Base<'a> {
             since: Instant::now(),
             registry: Arc::clone(&self.registry),
             runtimes: Arc::clone(&self.runtimes),
+            all_sessions: Arc::clone(&self.all_sessions),
+        }
+    }
+
+    /// Tells the most memory that the service can come to hold.
+    pub(super) fn tell_memory(&self) {
+        let memory = self.overseer().memory();
+        if memory.is_too_much() {
+            tracing::warn!("{memory}: {}", MemoryView::ADVICE);
+        } else {
+            tracing::info!("{memory}");
         }
     }
 

@@ -75,6 +75,7 @@ impl<'a> Endpoints<'a> {
             limits: base.settings.limits,
             proxies: Arc::clone(proxies),
             registry: Arc::clone(&base.registry),
+            all_sessions: Arc::clone(&base.all_sessions),
             host_memory: HostMemory::new(base.settings.min_free_memory_bytes),
             unmap_worker: UnmapWorker::start()?,
             log_budget: Mutex::default(),

@@ -8,6 +8,9 @@ use mccs::{Client, Communicator, DataType, RedOp, Stream};
 
 use super::programs::{Program, address, make_keys, mccsctl};
 
+/// The job of all communicators.
+pub const JOB: &str = "training-7";
+
 pub type Rank = (Client, Communicator, Stream);
 
 /// Services of a cluster, of which that of the first host is the controller. End with the value.
@@ -102,17 +105,17 @@ impl Fixture {
 
     pub fn join(&self, id: mccs::UniqueId, rank: u32) -> (Client, Communicator, Stream) {
         let client = Client::connect(self.at("mccs.sock")).expect("a session");
-        let comm = client.communicator(id, rank, 2).join().expect("a communicator");
+        let comm = client.communicator(id, rank, 2).job(JOB).join().expect("a communicator");
         let stream = client.create_stream().expect("a stream");
         (client, comm, stream)
     }
 
-    /// A communicator of a rank on each of two hosts.
+    /// A communicator of a rank on each of two hosts, of the job [`JOB`].
     pub fn join_across(&self) -> (Rank, Rank) {
         let id = mccs::unique_id().expect("an id");
         let rank = |rank: u32, socket: PathBuf| {
             let client = Client::connect(socket).expect("a session");
-            let comm = client.communicator(id, rank, 2).root_address("h0").join().expect("a communicator");
+            let comm = client.communicator(id, rank, 2).root_address("h0").job(JOB).join().expect("a communicator");
             let stream = client.create_stream().expect("a stream");
             (client, comm, stream)
         };

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use mccs::{DataType, RedOp};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::fixture::Fixture;
 
@@ -24,8 +26,37 @@ fn keys_of(value: &serde_json::Value, prefix: &str, found: &mut BTreeSet<String>
     }
 }
 
-/// Keys that docs/JSON.md has of a command.
+/// Keys that docs/JSON.md has of a command. Some are made of others' answers.
 fn documented(command: &str) -> BTreeSet<String> {
+    const OF_SHOW: [&str; 7] = ["hosts", "gpus", "sessions", "communicators", "joining", "failed", "engines"];
+    // Lists of `watch` have the elements of these.
+    const OF_WATCH: [(&str, &str); 6] = [
+        ("communicators", "communicators"),
+        ("joining", "joining"),
+        ("flows", "flows"),
+        ("hosts", "hosts"),
+        ("gpus", "gpus"),
+        ("paths", "links"),
+    ];
+    let own = section(command);
+    match command {
+        "show" => own.into_iter().chain(OF_SHOW.iter().flat_map(|part| section(part))).collect(),
+        "stuck" => section("cluster").iter().map(|key| key.replacen("cluster", "stuck", 1)).collect(),
+        "watch" => {
+            let of = |(list, command): (&str, &str)| {
+                let element = format!("{command}[].");
+                let keys = section(command).into_iter();
+                let list = format!("{list}[].");
+                keys.filter_map(move |key| Some(format!("{list}{}", key.strip_prefix(&element)?))).collect::<Vec<_>>()
+            };
+            own.into_iter().chain(OF_WATCH.into_iter().flat_map(of)).collect()
+        }
+        _ => own,
+    }
+}
+
+/// Keys of a section.
+fn section(command: &str) -> BTreeSet<String> {
     let text = include_str!("../../../../docs/JSON.md");
     let heading = format!("## `{command}`\n");
     let (_, section) = text.split_once(&heading).unwrap_or_else(|| panic!("docs/JSON.md has no {command}"));
@@ -47,7 +78,10 @@ fn json_has_the_keys_that_the_document_says() {
     }
     let number = fixture.says_in_json(&["communicators"])["communicators"][0]["communicator"].to_string();
     let other = fixture.write("other.toml", "[policy]\nname = \"ffa\"\n");
-    let commands: [(&str, &[&str]); 21] = [
+    let commands: [(&str, &[&str]); 25] = [
+        ("show", &["show"]),
+        ("watch", &["watch", "--once", "--interval", "0.05"]),
+        ("stuck", &["stuck"]),
         ("controller", &["controller"]),
         ("hosts", &["hosts"]),
         ("gpus", &["gpus"]),
@@ -69,22 +103,19 @@ fn json_has_the_keys_that_the_document_says() {
         ("policy show", &["policy", "show"]),
         ("policy diff", &["policy", "diff", &other]),
         ("policy apply", &["policy", "apply", &other]),
+        ("policy history", &["policy", "history"]),
     ];
     for (command, arguments) in commands {
-        let (mut found, known) = (BTreeSet::new(), documented(command));
-        keys_of(&fixture.says_in_json(arguments), "", &mut found);
-        assert!(!found.is_empty(), "{command}");
-        let begins = |key: &String, with: &str| key.strip_prefix(with).is_some_and(|rest| rest.starts_with(['.', '[']));
-        let has_children = |key: &str| known.iter().any(|other| begins(other, key));
-        // A key that the document leaves at that stands for all that is in it.
-        let is_told = |key: &String| {
-            known.contains(key)
-                || has_children(key)
-                || known.iter().any(|above| begins(key, above) && !has_children(above))
-        };
-        let untold: Vec<_> = found.iter().filter(|key| !is_told(key)).collect();
-        assert!(untold.is_empty(), "docs/JSON.md does not have of `{command}`: {untold:?}");
+        assert_documented(command, &fixture.says_in_json(arguments));
     }
+    let config = fixture.at("service.toml").display().to_string();
+    let topology = std::fs::read_to_string(fixture.at("topology.toml")).expect("a file");
+    let second = "[[spine]]\nname = \"spine1\"\nsource_ports = \"23020-23039\"\n";
+    let topology = fixture.write("steered.toml", &format!("{topology}{second}"));
+    // It fails where the network does not steer, which a loopback does not.
+    let steering = fixture.run(&["--json", "steering", "--config", &config, "--topology", &topology]);
+    let traces: serde_json::Value = serde_json::from_slice(&steering.stdout).unwrap_or_else(|_| panic!("{steering:?}"));
+    assert_documented("steering", &traces);
     // Whether this machine has problems is its own affair.
     let output = fixture.run(&["--json", "doctor", "--config", &fixture.at("service.toml").display().to_string()]);
     let doctor: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -102,4 +133,30 @@ fn json_has_the_keys_that_the_document_says() {
     assert_eq!(output.status.success(), !has_problem, "{output:?}");
     let history = fixture.says_in_json(&["policy", "history", "--acts"]);
     assert_eq!(history["controller"]["history"].as_array().map(Vec::is_empty), Some(false), "{history}");
+}
+
+#[test]
+fn an_upgrades_answer_has_the_keys_that_the_document_says() {
+    let fixture = Fixture::with(&["h0"], false);
+    let answer = fixture.says_in_json(&["upgrade"]);
+    // Nobody else ends it: it is no child of this process.
+    let pid = Pid::from_raw(answer["pid"].as_i64().expect("a process") as i32);
+    let ended = kill(pid, Signal::SIGTERM);
+    assert_documented("upgrade", &answer);
+    ended.expect("it is there");
+}
+
+/// Fails unless docs/JSON.md has every key of a command's answer.
+fn assert_documented(command: &str, answer: &serde_json::Value) {
+    let (mut found, known) = (BTreeSet::new(), documented(command));
+    keys_of(answer, "", &mut found);
+    assert!(!found.is_empty(), "{command}");
+    let begins = |key: &String, with: &str| key.strip_prefix(with).is_some_and(|rest| rest.starts_with(['.', '[']));
+    let has_children = |key: &str| known.iter().any(|other| begins(other, key));
+    // A key that the document leaves at that stands for all that is in it.
+    let is_told = |key: &String| {
+        known.contains(key) || has_children(key) || known.iter().any(|above| begins(key, above) && !has_children(above))
+    };
+    let untold: Vec<_> = found.iter().filter(|key| !is_told(key)).collect();
+    assert!(untold.is_empty(), "docs/JSON.md does not have of `{command}`: {untold:?}");
 }

@@ -246,6 +246,15 @@ fn a_strategy_is_chosen_by_hand_and_given_back() {
 
     // The policy decides again.
     assert_eq!(fixture.says(&reconfigure(number, &["--unpin"])).trim(), "done");
+    // History has who did what by hand.
+    let history = fixture.says_in_json(&["policy", "history", "--acts"])["controller"]["history"].clone();
+    let acts = history.as_array().expect("a list");
+    let own = format!("uid {}", nix::unistd::getuid());
+    for (what, count) in [("changed by hand", 4), ("unpinned", 1)] {
+        let of = acts.iter().filter(|act| act["what"].as_str().is_some_and(|said| said.contains(what)));
+        let by_own = of.filter(|act| act["by"].as_str().is_some_and(|by| by.contains(&own))).count();
+        assert!(by_own >= count, "{what}: {by_own} by {own} of {history}");
+    }
     let shown = fixture.shown_with(|shown| shown.state == "as_decided");
     assert_eq!((shown.rings, shown.epoch), (decided.rings, by_options + 1));
     sum();

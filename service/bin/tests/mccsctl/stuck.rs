@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mccs::{Client, Communicator, DataType, RedOp, ReduceOperator, Stream};
 
-use super::fixture::Fixture;
+use super::fixture::{Fixture, JOB};
 use super::programs::mccsctl;
 
 /// From any host: what all have, what is stuck, and what became of a communicator after it failed.
@@ -18,6 +18,7 @@ fn the_cluster_is_seen_from_any_host_also_what_has_failed() {
         mccsctl().arg("--socket").arg(socket).args(arguments).output().expect("runs")
     };
     let said = |output: Output| String::from_utf8(output.stdout).expect("text");
+    let of_job = format!("(job {JOB})");
     // Hosts have met.
     let view = loop {
         let text = said(on_second(&["--json", "cluster"]));
@@ -32,7 +33,10 @@ fn the_cluster_is_seen_from_any_host_also_what_has_failed() {
     let comms = |host: usize| view["cluster"]["hosts"][host]["summary"]["communicators"].as_array().map(Vec::len);
     assert_eq!((comms(0), comms(1)), (Some(1), Some(0)), "told by the host of its first rank alone: {view}");
     let text = said(on_second(&["cluster"]));
-    assert!(text.contains("days") && text.contains("h0, number "), "{text}");
+    assert!(text.contains("days") && text.contains("h0, number ") && text.contains(&of_job), "{text}");
+    assert_eq!(view["cluster"]["hosts"][0]["summary"]["communicators"][0]["job"], JOB, "{view}");
+    let watched = fixture.says(&["watch", "--once", "--interval", "0.05"]);
+    assert!(watched.contains(&of_job), "{watched}");
     let well = on_second(&["stuck"]);
     assert!(well.status.success(), "{well:?}");
     assert!(said(well).contains("0 of 1 communicators are stuck"));
@@ -47,7 +51,9 @@ fn the_cluster_is_seen_from_any_host_also_what_has_failed() {
     let failed = fixture.says_in_json(&["failed"])["failed"][0].clone();
     assert_eq!(failed["communicator"], number, "{failed}");
     let reason = failed["reason"].as_str().expect("text").to_owned();
-    assert!(fixture.says(&["failed"]).contains(&reason), "{reason}");
+    assert_eq!(failed["job"], JOB, "{failed}");
+    let text = fixture.says(&["failed"]);
+    assert!(text.contains(&reason) && text.contains(&of_job), "{text}");
     drop(first);
     // When nothing of it is left, it is still known why.
     while !fixture.says_in_json(&["communicators"])["communicators"].as_array().expect("a list").is_empty() {
@@ -55,7 +61,8 @@ fn the_cluster_is_seen_from_any_host_also_what_has_failed() {
     }
     let why = fixture.complains(&["why-stuck", &number.to_string()]);
     assert!(why.contains("any more: it failed") && why.contains(&reason), "{why}");
-    assert!(said(on_second(&["cluster"])).contains(&reason));
+    let text = said(on_second(&["cluster"]));
+    assert!(text.contains(&reason) && text.contains(&of_job), "{text}");
 }
 
 /// A host that nobody could ask may have something that is stuck.
@@ -109,6 +116,8 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
             }
         };
         let text = fixture.says(&["why-stuck", &number]);
+        let stuck = String::from_utf8(fixture.run(&["stuck"]).stdout).expect("text");
+        assert!(stuck.contains(&format!("tenant default (job {JOB}): ")), "{stuck}");
         call(&second);
         (report, text)
     });
@@ -134,6 +143,10 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
     let said = fixture.complains(&["merge-traces", &other, "--out", &merged.display().to_string()]);
     assert_eq!(std::fs::read_to_string(&merged).expect("a file"), "an earlier one", "{said}");
     assert!(!fixture.at("merged.json.part").exists());
+    let merge = fixture.run(&["merge-traces", &file, "--out", &merged.display().to_string()]);
+    assert!(merge.status.success(), "{merge:?}");
+    let text = std::fs::read_to_string(&merged).expect("a file");
+    assert!(text.contains("traceEvents") && !text.contains("an earlier one"), "another one takes its place");
     let why = fixture.complains(&["trace", "--communicator", "nosuch", "--out", &file]);
     assert!(why.contains("unique id nosuch"), "{why}");
     let why = fixture.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);

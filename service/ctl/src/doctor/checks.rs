@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use mccs_config::service::{CudaUse, Ports, RdmaUse, ServiceConfig};
+use mccs_control::overview::MemoryView;
 
 use super::host::HostFacts;
 use super::service::{ProcessFacts, ServiceFacts, ServiceState};
@@ -69,7 +70,7 @@ pub(super) fn examine(configured: &Configured, service: &ServiceState, host: &Ho
         Some(None) => findings.note("limits", "nobody tells this user of the service's process", "run this as root"),
         None => {}
     }
-    memory(&mut findings, host);
+    memory(&mut findings, service.facts(), host);
     clocks(&mut findings, host);
     ports(&mut findings, configured, host);
     findings.0
@@ -290,7 +291,7 @@ fn cpus(findings: &mut Findings, process: &ProcessFacts, host: &HostFacts) {
     findings.ok_otherwise(CHECK, format!("{} CPUs, {} NUMA nodes", process.cpus.len(), host.nodes.len().max(1)));
 }
 
-fn memory(findings: &mut Findings, host: &HostFacts) {
+fn memory(findings: &mut Findings, service: Option<&ServiceFacts>, host: &HostFacts) {
     const CHECK: &str = "memory";
     if host.overcommit == Some(2) {
         let found = "vm.overcommit_memory is 2: allocations are refused beyond CommitLimit";
@@ -301,6 +302,14 @@ fn memory(findings: &mut Findings, host: &HostFacts) {
         findings.note(CHECK, found, "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled");
     }
     findings.ok_otherwise(CHECK, "shared memory has huge pages where it asks for them");
+    if let Some(memory) = service.and_then(|service| service.memory.as_ref()) {
+        let found = memory.to_string();
+        if memory.is_too_much() {
+            findings.warning(CHECK, found, MemoryView::ADVICE);
+        } else {
+            findings.ok(CHECK, found);
+        }
+    }
 }
 
 fn clocks(findings: &mut Findings, host: &HostFacts) {

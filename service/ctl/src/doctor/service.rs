@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mccs_config::cpus::CpuSet;
 use mccs_config::error::in_words;
+use mccs_control::overview::MemoryView;
 use mccs_control::{ControlAnswer, ControlRequest, GpuView, HostView, call};
 
 /// The process of a service.
@@ -34,6 +35,8 @@ pub(super) struct ServiceFacts {
     pub gpus: Vec<GpuView>,
     /// End of its certificate, in seconds of the Unix epoch.
     pub certificate_end: Option<u64>,
+    /// The most memory that it can come to hold; none of an earlier version.
+    pub memory: Option<MemoryView>,
     /// None where the kernel does not tell this user.
     pub process: Option<ProcessFacts>,
 }
@@ -115,6 +118,7 @@ impl ServiceState {
             hosts: overview.hosts,
             gpus: overview.gpus,
             certificate_end: overview.certificate_end,
+            memory: overview.memory,
             process,
         }))
     }

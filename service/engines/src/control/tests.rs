@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mccs_control::{Caller, REQUEST_BYTES_MAX, chunks};
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_runtime::{Mailbox, RuntimeOptions, Runtimes};
+use mccs_tenants::AllSessions;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::EpollEvent;
 
@@ -59,7 +60,13 @@ impl Fixture {
             Box::new(|| Ok(None)),
             Arc::clone(&registry.recorders),
         ));
-        let overseer = Overseer { host: "h".into(), since: Instant::now(), registry, runtimes };
+        let overseer = Overseer {
+            host: "h".into(),
+            since: Instant::now(),
+            registry,
+            runtimes,
+            all_sessions: AllSessions::at_most(64),
+        };
         let listener = Listener::bind(&directory.path().join("c")).expect("listens");
         let controlled = Controlled {
             overseer,

@@ -82,7 +82,7 @@ struct Summarizing {
     wants: Wants,
     summary: HostSummary,
     /// Questions to proxy engines, and of which communicator.
-    left: BTreeMap<u64, (u64, String)>,
+    left: BTreeMap<u64, Arc<CommInfo>>,
     until: Instant,
 }
 
@@ -185,7 +185,7 @@ impl ClusterAsker {
                 let proxy = comm.device_initiated.as_ref().and(self.gpus.as_ref()).unwrap_or(&self.proxy);
                 // An engine that is too busy answers nothing: the question drops, and is counted as not looked at.
                 if proxy.send(message.into()).is_ok() {
-                    left.insert(question, (comm.number, comm.tenant.clone()));
+                    left.insert(question, Arc::clone(comm));
                 }
             }
             summary.not_looked_at = (comms.len() - left.len()) as u64;
@@ -209,6 +209,7 @@ impl ClusterAsker {
             communicator: comm.number,
             unique_id: comm.id.to_string(),
             tenant: comm.tenant.clone(),
+            job: comm.job.clone(),
             nranks: comm.nranks,
             hosts: comm.hosts.len().max(1) as u64,
             operations: comm.totals().operations,
@@ -241,13 +242,19 @@ impl ClusterAsker {
         let one = &mut self.summarizing[at];
         let of = one.left.remove(&question);
         match (answer, of) {
-            (Ok(OperatorAnswer::Stuck(report)), Some((communicator, tenant))) => {
+            (Ok(OperatorAnswer::Stuck(report)), Some(comm)) => {
                 one.summary.looked_at += 1;
                 let is_stuck = !matches!(report.class, StuckClass::NotStuck | StuckClass::Running);
                 if is_stuck {
                     let culprits = report.culprits.iter().take(CULPRITS_TOLD_MAX).cloned().collect();
-                    let (class, part) = (report.class, report.part.clone());
-                    one.summary.stuck.push(StuckSummary { communicator, part, tenant, class, culprits });
+                    one.summary.stuck.push(StuckSummary {
+                        communicator: comm.number,
+                        part: report.part.clone(),
+                        tenant: comm.tenant.clone(),
+                        job: comm.job.clone(),
+                        class: report.class,
+                        culprits,
+                    });
                 }
             }
             // It has ended, or there was no room.

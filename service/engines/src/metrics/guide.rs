@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use mccs_registry::{Overseer, Registry};
 use mccs_runtime::{RuntimeOptions, Runtimes};
+use mccs_tenants::AllSessions;
 
 use super::prometheus::render;
 
 fn overseer() -> Overseer {
     let options = RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 };
     let (registry, runtimes) = (Arc::new(Registry::default()), Runtimes::new(options));
-    Overseer { host: "h".into(), since: Instant::now(), registry, runtimes }
+    Overseer { host: "h".into(), since: Instant::now(), registry, runtimes, all_sessions: AllSessions::at_most(64) }
 }
 
 #[test]

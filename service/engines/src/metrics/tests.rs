@@ -3,6 +3,7 @@ use std::os::fd::AsRawFd;
 
 use mccs_registry::Registry;
 use mccs_runtime::{RuntimeOptions, Runtimes};
+use mccs_tenants::AllSessions;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, setsockopt, socket, sockopt};
 
 use super::*;
@@ -25,6 +26,7 @@ impl Fixture {
                 spin_while_waiting: Duration::ZERO,
                 budget: 1,
             }),
+            all_sessions: AllSessions::at_most(64),
         };
         let engine = MetricsEngine::new((Ipv4Addr::LOCALHOST, 0).into(), overseer).unwrap();
         let address = engine.address().unwrap();

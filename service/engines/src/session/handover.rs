@@ -20,8 +20,8 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::{Handle, UniqueId};
 use mccs_runtime::{Context, Progress, Sender};
+use mccs_tenants::Charge;
 use mccs_tenants::session::{Session, StreamWords};
-use mccs_tenants::{Charge, Resource};
 
 use super::accept::{Admission, SessionFactory, SessionParts, replies_of};
 use super::commands::CommandRing;
@@ -223,7 +223,7 @@ impl SessionFactory {
         let process = descriptors.by_ref().take(usize::from(state.has_process)).next();
         let peer = PeerCredentials::of(&socket).map_err(NotResumed::session)?;
         admission.check(peer).map_err(NotResumed::Configuration)?;
-        let charge = tenant.charge(Resource::Sessions, 1).map_err(NotResumed::configuration)?;
+        let charge = self.all_sessions.charge(&tenant).map_err(NotResumed::configuration)?;
         let layout = state.layout;
         if layout.words > WORDS_MAX {
             return Err(NotResumed::session(format!("{} streams", layout.words)));

@@ -34,7 +34,7 @@ use mccs_ipc::protocol::{Request, RequestEnvelope, Response};
 use mccs_ipc::types::ErrorClass;
 use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine, Progress, Share};
-use mccs_tenants::Charge;
+use mccs_tenants::SessionCharge;
 
 pub use self::accept::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::commands::{CommandRing, Fence};
@@ -87,7 +87,7 @@ pub struct SessionEngine {
     handed_in: u64,
     /// Since when it does.
     still_since: Option<Instant>,
-    _charge: Charge,
+    _charge: SessionCharge,
 }
 
 impl SessionEngine {

@@ -97,6 +97,9 @@ pub trait ChannelJob: Send {
     /// Its owner.
     fn share(&self) -> Share;
 
+    /// Nanoseconds of work, about, that its steps have done and nobody has counted yet.
+    fn take_work_ns(&mut self) -> u64;
+
     /// Flows that it waits for on other hosts.
     fn waits(&self) -> Vec<FlowWait>;
 

@@ -405,6 +405,10 @@ impl TransportEngine {
             }
             *stepped = self.steps;
             let did = work.job.step(self.links.as_mut(), cx.now);
+            match work.job.take_work_ns() {
+                0 => {}
+                ns => self.jobs.note_work(*share, ns),
+            }
             if let Some(posted) = posted.as_ref().filter(|_| did.is_ok() && work.job.has_posted()) {
                 any |= !posted.swap(true, Ordering::Relaxed);
             }

@@ -89,7 +89,16 @@ impl Side {
         let (host_of_rank, assignment, all) = (vec![0, 1], Arc::default(), Arc::default());
         let (to_gpus, nics_of_ranks) = Default::default();
         let message_bytes = MESSAGE_BYTES;
-        let peers = Arc::new(Peers { hosts, host_of_rank, assignment, all, to_gpus, message_bytes, nics_of_ranks });
+        let peers = Arc::new(Peers {
+            share: Share::SERVICE,
+            hosts,
+            host_of_rank,
+            assignment,
+            all,
+            to_gpus,
+            message_bytes,
+            nics_of_ranks,
+        });
         for side in &mut sides {
             side.engine.links.as_mut().unwrap().set_peers(LINKS, Arc::clone(&peers));
         }

@@ -29,12 +29,19 @@ impl ChannelJob for Broken {
         Share::SERVICE
     }
 
+    fn take_work_ns(&mut self) -> u64 {
+        0
+    }
+
     fn waits(&self) -> Vec<FlowWait> {
         Vec::new()
     }
 
     fn release(&mut self, _: &mut Links) {}
 }
+
+/// Work of a step of [`Endless`].
+const STEP_NS: u64 = 700;
 
 /// A channel that never ends, and counts its steps.
 struct Endless {
@@ -54,6 +61,10 @@ impl ChannelJob for Endless {
 
     fn share(&self) -> Share {
         self.share
+    }
+
+    fn take_work_ns(&mut self) -> u64 {
+        STEP_NS
     }
 
     fn waits(&self) -> Vec<FlowWait> {
@@ -167,6 +178,19 @@ fn one_tenants_many_channels_are_stepped_some_at_a_time_while_another_has_one() 
 }
 
 #[test]
+fn steps_of_channels_count_as_work_of_their_tenants_and_of_nobody_else() {
+    let mut setup = Setup::new();
+    let (one, three) = (setup.run_endless(1, 1, 1), setup.run_endless(3, 1, 3));
+    (0..10).for_each(|_| assert_eq!(setup.poll(), Progress::Busy));
+    let work =
+        |channels: &[Arc<AtomicU64>]| channels.iter().map(|steps| STEP_NS * steps.load(Ordering::Relaxed)).sum::<u64>();
+    let mut done = setup.engine.account().expect("it works for tenants").read();
+    done.sort_unstable();
+    assert_eq!(done, [(1, work(&one)), (3, work(&three))]);
+    assert!(work(&one) > 0 && work(&three) > work(&one), "{done:?}");
+}
+
+#[test]
 fn who_waits_for_the_thread_waits_for_a_part_of_anothers_piece_and_a_tenant_alone_has_whole_ones() {
     let mut setup = Setup::new();
     let job = Arc::new(Pieces { share: Share { tenant: 1, weight: 1 }, taken: Default::default() });
@@ -228,6 +252,7 @@ fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_
     };
     let peers = names.into_iter().zip(listeners).map(peer).collect();
     let peers = Arc::new(Peers {
+        share: Share::SERVICE,
         hosts: peers,
         host_of_rank: vec![0, 1],
         assignment: Arc::default(),
@@ -303,6 +328,7 @@ impl PacedHost {
             };
             let (hosts, host_of_rank) = (["h0", "h1", "h2"].map(host).to_vec(), vec![0, 0, 1, 1, 2]);
             let peers = Arc::new(Peers {
+                share: Share::SERVICE,
                 hosts,
                 host_of_rank,
                 assignment: Arc::default(),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mccs_model::{ChangeBody, CommId, CommKey, ControlBody, Failure, Name, Payload, Refusal, Text};
+use mccs_runtime::Share;
 
 use super::agreement::Decision;
 use super::faults::Lost;
@@ -41,6 +42,8 @@ pub struct Membership {
 /// A rank that wants to join a communicator across hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Join {
+    /// Its tenant's share: tenants' requests and payloads take turns.
+    pub share: Share,
     /// Names the communicator.
     pub key: CommKey,
     /// The host of rank 0.
@@ -60,6 +63,8 @@ pub enum Request {
     Join(Box<Join>),
     /// Ranks of this host are not coming: one is gone, or cannot be connected. Until [`Request::Ready`].
     Withdraw {
+        /// Its tenant's share, as its joins have said.
+        share: Share,
         /// Which communicator.
         key: CommKey,
         /// Why.
@@ -155,6 +160,19 @@ pub enum Request {
         /// The fault.
         body: ControlBody,
     },
+}
+
+impl Request {
+    /// The share of the tenant in whose turn it is handled. Requests that name a communicator by its number are the service's own: all that a
+    /// tenant has asked of a set-up before has been handled by then.
+    #[must_use]
+    pub fn share(&self) -> Share {
+        match self {
+            Request::Join(join) => join.share,
+            Request::Withdraw { share, .. } => *share,
+            _ => Share::SERVICE,
+        }
+    }
 }
 
 /// Events for the proxy engine, and for the controller: the last three.

@@ -21,10 +21,11 @@ use super::interface::{Event, Join, Membership};
 use super::message::{Message, Part, RingHost};
 use super::ring::{Ring, RingFault};
 use super::root::host_failure;
-use super::wire::{Loss, Wire};
+use super::wire::{Bulk, Loss, Wire};
 use crate::limits::{COMMS_MAX, REPORT_DELAY, REPORT_DELAY_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 use mccs_model::limits::NRANKS_MAX;
 use mccs_model::{CommId, CommKey, Failure, Name, Payload, SetupError};
+use mccs_runtime::Share;
 
 /// A communicator that begins, and ranks that have already left it, by host.
 pub(super) type Begun = (Membership, Vec<(Name, Vec<u32>)>);
@@ -54,6 +55,7 @@ enum Ready {
 }
 
 struct Member {
+    share: Share,
     attempt: u64,
     root: Name,
     nranks: u32,
@@ -155,7 +157,7 @@ impl Members {
 
     /// A local rank joins.
     pub(super) fn join(&mut self, join: Join, comms: usize, wire: &mut Wire, now: Instant) {
-        let Join { key, root, rank, nranks, payload } = join;
+        let Join { share, key, root, rank, nranks, payload } = join;
         if let Some(SetupError { class, message }) = self.refusal(&key, &root, rank, nranks, comms, wire) {
             let failure = Failure::new(class, message).by_host(&wire.own).by_rank(rank);
             wire.tell(Event::JoinRefused { key, rank, failure });
@@ -165,6 +167,7 @@ impl Members {
         let member = self.members.entry(key.clone()).or_insert_with(|| {
             *last_attempt = last_attempt.wrapping_add(1);
             Member {
+                share,
                 attempt: *last_attempt,
                 root: root.clone(),
                 nranks,
@@ -318,7 +321,7 @@ impl Members {
         }
         if ring.goes_on(&part) {
             if member.forward.is_empty() && wire.has_met(next) {
-                wire.offer_bulk(&next.name, (key.clone(), member.attempt));
+                wire.offer_bulk(&next.name, Bulk { share: member.share, key: key.clone(), attempt: member.attempt });
             }
             member.forward.push_back(part);
         }
@@ -482,7 +485,7 @@ impl Members {
         for (key, member) in self.members.iter_mut().filter(|(_, member)| member.has_in_ring(host)) {
             let next = member.next.as_ref().filter(|next| next.name == *host && wire.has_met(next));
             if next.is_some() && !member.forward.is_empty() {
-                wire.offer_bulk(host, (key.clone(), member.attempt));
+                wire.offer_bulk(host, Bulk { share: member.share, key: key.clone(), attempt: member.attempt });
             }
             member.say_ready(wire, now);
         }

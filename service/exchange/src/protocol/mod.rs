@@ -42,7 +42,7 @@ use std::time::Instant;
 use self::comms::{Comms, Proposal};
 use self::member::{ClosedRing, Members};
 use self::root::{Report, Roots};
-use self::wire::Wire;
+use self::wire::{Bulk, Wire};
 use mccs_model::gathering::Late;
 
 pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
@@ -103,7 +103,7 @@ impl Exchange {
         let (wire, members, comms) = (&mut self.wire, &mut self.members, &mut self.comms);
         match request {
             Request::Join(join) => members.join(*join, comms.len(), wire, now),
-            Request::Withdraw { key, failure } => members.fail(&key, failure, wire, now),
+            Request::Withdraw { key, failure, share: _ } => members.fail(&key, failure, wire, now),
             Request::Ready { comm } => members.ready(&comm, wire, now),
             Request::Fail { comm, failure } => match members.key_of(&comm).cloned() {
                 Some(key) => members.fail(&key, failure, wire, now),
@@ -252,13 +252,13 @@ impl Exchange {
         }
     }
 
-    /// Queues payloads for a peer while it has room, from every set-up in turn.
+    /// Queues payloads for a peer while it has room, from every tenant and its set-ups in turn.
     fn fill(&mut self, peer: &Name, now: Instant) {
-        while let Some((key, attempt)) = self.wire.take_bulk(peer) {
+        while let Some(Bulk { share, key, attempt }) = self.wire.take_bulk(peer) {
             if let Some((block, more)) = self.members.next_block(&key, attempt) {
                 self.wire.send(peer, block, now);
                 if more {
-                    self.wire.offer_bulk(peer, (key, attempt));
+                    self.wire.offer_bulk(peer, Bulk { share, key, attempt });
                 }
             }
         }

@@ -14,16 +14,21 @@ use super::session::{LinkTimes, Received, Session};
 use super::{Event, Output};
 use crate::protocol::life::LinkId;
 use mccs_model::{CommKey, Name};
+use mccs_runtime::{Share, TurnQueue};
 
 /// A part of a communicator's payloads wants to be sent: whose, and in which attempt.
-pub(super) type Bulk = (CommKey, u64);
+pub(super) struct Bulk {
+    pub(super) share: Share,
+    pub(super) key: CommKey,
+    pub(super) attempt: u64,
+}
 
 struct Peer {
     session: Session,
     /// A link that has come besides the session's, and has not greeted yet.
     newcomer: Option<LinkId>,
-    /// Set-ups that have payloads for this peer, each at most once: they take turns.
-    bulk: VecDeque<Bulk>,
+    /// Set-ups that have payloads for this peer, each at most once: tenants take turns, and a tenant's set-ups.
+    bulk: TurnQueue<Bulk>,
     /// Lost, and not met since: the log knows.
     is_lost: bool,
 }
@@ -87,7 +92,7 @@ impl Wire {
         let others = hosts.iter().filter(|host| **host != own);
         let session = |host: &Name| Session::new(host.clone(), incarnation, times, now);
         let peer = |host: &Name| {
-            (host.clone(), Peer { session: session(host), newcomer: None, bulk: VecDeque::new(), is_lost: false })
+            (host.clone(), Peer { session: session(host), newcomer: None, bulk: TurnQueue::default(), is_lost: false })
         };
         Wire {
             peers: others.map(peer).collect(),
@@ -172,7 +177,7 @@ impl Wire {
     /// A set-up has payloads for a peer.
     pub(super) fn offer_bulk(&mut self, to: &Name, bulk: Bulk) {
         if let Some(peer) = self.peers.get_mut(to) {
-            peer.bulk.push_back(bulk);
+            peer.bulk.push(bulk.share, bulk);
             self.dirty.insert(to.clone());
         }
     }
@@ -180,7 +185,7 @@ impl Wire {
     /// Set-up whose payloads are to be sent next to a peer to which something may be due, if it has room.
     pub(super) fn take_bulk(&mut self, to: &Name) -> Option<Bulk> {
         let peer = self.peers.get_mut(to)?;
-        if peer.session.has_room_for_bulk() { peer.bulk.pop_front() } else { None }
+        if peer.session.has_room_for_bulk() { peer.bulk.pop() } else { None }
     }
 
     /// A peer is part of what goes on here: its silence counts, even if it has never been met.
@@ -376,5 +381,33 @@ impl Wire {
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.peers.values().filter_map(|peer| peer.session.next_deadline()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use mccs_ipc::types::UniqueId;
+
+    use super::*;
+
+    #[test]
+    fn one_tenants_many_set_ups_keep_anothers_payloads_waiting_for_a_turn() {
+        let [own, peer] = ["a", "b"].map(|name| Name::new(name).expect("a name"));
+        let patience = Duration::from_secs(60);
+        let times = LinkTimes { keep_alive: patience, link_timeout: patience, host_timeout: patience };
+        let mut wire = Wire::new(own.clone(), &[own, peer.clone()], 1, times, Instant::now());
+        let offer = |wire: &mut Wire, tenant: u32, id: u64| {
+            let id = UniqueId([id.to_le_bytes(), [0; 8]].concat().try_into().expect("16 bytes"));
+            let key = CommKey { tenant: Name::new(&format!("t{tenant}")).expect("a name"), id };
+            wire.offer_bulk(&peer, Bulk { share: Share { tenant, weight: 1 }, key, attempt: 1 });
+        };
+        (0..512).for_each(|id| offer(&mut wire, 1, id));
+        wire.take_bulk(&peer).expect("alone it has every turn");
+        offer(&mut wire, 2, 0);
+        let next = [0; 2].map(|_| wire.take_bulk(&peer).expect("there is room").share.tenant);
+        assert!(next.contains(&2), "{next:?}");
+        assert_eq!(wire.backlog(), 512 + 1 - 3);
     }
 }

@@ -100,8 +100,8 @@ impl Flows {
             Ok(handle) => {
                 if let Some(flow) = self.table.get(handle) {
                     self.channels.own(&flow.control, handle);
+                    self.scheduler.reserve(flow.spec.options.share, self.table.len());
                 }
-                self.scheduler.reserve(self.table.len());
                 Ok(handle)
             }
             Err(mut flow) => {
@@ -300,7 +300,7 @@ impl Flows {
         let connection = idle.and_then(|flow| flow.connection.take());
         self.end(handle, carrier);
         if let (Some(flow), Some(connection)) = (self.table.remove(handle), connection) {
-            carrier.devices.end_connection_aside(connection, flow.half);
+            carrier.devices.end_connection_aside(flow.spec.options.share, connection, flow.half);
         }
     }
 

@@ -191,6 +191,13 @@ fn limits_containers_cpus_memory_and_clocks_are_told() {
     let halves = vec![(0, "0-3".parse().expect("CPUs")), (1, "4-7".parse().expect("CPUs"))];
     finds(&of(HostFacts { nodes: halves, moves_pages: true, ..host() }), "cpus", Verdict::Note, &["numa_balancing=0"]);
     finds(&of(HostFacts { overcommit: Some(2), ..host() }), "memory", Verdict::Note, &["overcommit"]);
+    let holds = |allowed_bytes| MemoryView { quotas_bytes: 3 << 30, own_bytes: 1 << 30, allowed_bytes, cgroup: None };
+    let with = |allowed_bytes| ServiceFacts { memory: Some(holds(allowed_bytes)), ..well() };
+    let of_memory = |allowed_bytes| found(&config(""), &service(with(allowed_bytes)), &host());
+    assert_eq!((of_memory(None), of_memory(Some(4 << 30))), (vec![], vec![]));
+    let words =
+        ["at most 4096 MiB", "3072 of its tenants' quotas", "the host has 4095 MiB", "max_memory", "MemoryMax="];
+    finds(&of_memory(Some((4 << 30) - (1 << 20))), "memory", Verdict::Warning, &words);
     finds(&of(HostFacts { has_huge_pages: Some(false), ..host() }), "memory", Verdict::Note, &["shmem_enabled"]);
     finds(&of(HostFacts { is_synchronised: Some(false), ..host() }), "clocks", Verdict::Warning, &["chrony"]);
     let hpet = HostFacts { clock_source: Some("hpet".to_owned()), ..host() };

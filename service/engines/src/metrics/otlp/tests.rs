@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use mccs_control::testing::overview;
 use mccs_registry::Registry;
 use mccs_runtime::{RuntimeOptions, Runtimes};
+use mccs_tenants::AllSessions;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::metrics::v1::{metric::Data, number_data_point};
@@ -183,7 +184,13 @@ fn read_request(socket: &mut TcpStream) -> String {
 fn pusher(url: &str) -> Push {
     let options = RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 };
     let (registry, runtimes) = (Arc::new(Registry::default()), Runtimes::new(options));
-    let overseer = Overseer { host: "h".into(), since: Instant::now(), registry, runtimes };
+    let overseer = Overseer {
+        host: "h".into(),
+        since: Instant::now(),
+        registry,
+        runtimes,
+        all_sessions: AllSessions::at_most(64),
+    };
     let interval = mccs_config::DurationText::secs(1);
     Push::new(&Otlp { url: url.parse().unwrap(), interval, attributes: BTreeMap::new() }, overseer)
 }

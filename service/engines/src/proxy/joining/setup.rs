@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use mccs_exchange::protocol::{Membership, Name, Payload};
 use mccs_model::link::LinkEngines;
+use mccs_runtime::Share;
 use mccs_telemetry::placed::HostRanks;
 use mccs_transport::ListenerHandle;
 
@@ -24,6 +25,8 @@ const TERMS_SHOWN_MAX: usize = 100;
 
 /// A communicator that is being set up.
 pub(crate) struct Setup {
+    /// Its tenant's share.
+    pub(crate) share: Share,
     pub(crate) network: Network,
     /// Listeners of the network's engines, as far as they listen.
     pub(crate) listeners: Vec<Option<ListenerHandle>>,
@@ -47,8 +50,9 @@ pub(crate) struct Gathered {
 
 impl Setup {
     /// Nobody has joined, and none of the network's engines listens.
-    pub(crate) fn new(network: Network) -> Self {
+    pub(crate) fn new(share: Share, network: Network) -> Self {
         Setup {
+            share,
             listeners: vec![None; network.engines.len()],
             network,
             requests: Vec::new(),
@@ -143,7 +147,10 @@ pub(crate) fn peers_of(
     let assignment = PathAssignment { transport: Some(agreed.transport), ..assignment.clone() };
     let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::new(assignment));
     let (all, message_bytes, nics_of_ranks) = (Arc::default(), agreed.message_bytes, BTreeMap::new());
-    Ok((Peers { hosts, host_of_rank, assignment, all, to_gpus, message_bytes, nics_of_ranks }, agreed))
+    Ok((
+        Peers { share: Share::SERVICE, hosts, host_of_rank, assignment, all, to_gpus, message_bytes, nics_of_ranks },
+        agreed,
+    ))
 }
 
 #[cfg(test)]
@@ -162,7 +169,7 @@ mod tests {
         let setup = |listener: Option<ListenerHandle>| {
             let (engines, placed, activity) = (Vec::new(), LinkEngines::round(1), Activity::new(Instant::now()));
             let network = Network { links: LinksId(1), epoch: 0, engines, placed, activity };
-            Setup { listeners: vec![listener], ..Setup::new(network) }
+            Setup { listeners: vec![listener], ..Setup::new(Share::SERVICE, network) }
         };
         let offer = Offer::without(RdmaUse::Off, None, "");
         assert!(setup(None).payload("ours", &offer, place(2)).is_none(), "it does not listen yet");

@@ -124,7 +124,7 @@ impl Setups {
         let engines = places.into_iter().map(|place| engines[place].clone()).collect();
         let network = Network { links, epoch: 0, engines, placed, activity: Activity::new(now) };
         self.key_of_links.insert(links, key.clone());
-        self.by_key.insert(key.clone(), Setup::new(network.clone()));
+        self.by_key.insert(key.clone(), Setup::new(request.session.tenant.share, network.clone()));
         network
     }
 
@@ -210,7 +210,8 @@ impl Setups {
         let Some(setup) = self.by_key.get_mut(&key) else { return };
         setup.is_lost = true;
         if setup.is_known() {
-            out.exchange.ask(Request::Withdraw { key, failure });
+            let share = setup.share;
+            out.exchange.ask(Request::Withdraw { share, key, failure });
         } else {
             self.fail(out, &key, failure.class, failure.message.as_str());
         }
@@ -277,7 +278,7 @@ impl Setups {
         }
         let (gpus, assignment) = (gpus_of(payloads), Arc::clone(&peers.assignment));
         setup.gathered = Some(Gathered { membership, gpus, agreed, assignment });
-        out.transports.set_peers(&setup.network, &Arc::new(Peers { nics_of_ranks, ..peers }));
+        out.transports.set_peers(&setup.network, &Arc::new(Peers { share: setup.share, nics_of_ranks, ..peers }));
         Ok(())
     }
 
@@ -333,7 +334,7 @@ fn flows_to_gpus(rank: &JoinRequest) -> ToGpus {
 
 /// A rank's request to the exchange.
 fn join_of(key: &CommKey, request: &JoinRequest, payload: Payload) -> Option<Request> {
-    let JoinRequest { rank, nranks, root, .. } = request;
-    let root = root.clone()?;
-    Some(Request::Join(Box::new(Join { key: key.clone(), root, rank: *rank, nranks: *nranks, payload })))
+    let JoinRequest { rank, nranks, root, session, .. } = request;
+    let (share, root) = (session.tenant.share, root.clone()?);
+    Some(Request::Join(Box::new(Join { share, key: key.clone(), root, rank: *rank, nranks: *nranks, payload })))
 }

@@ -18,7 +18,7 @@ use mccs_runtime::{Mailbox, RuntimeError, Runtimes};
 use mccs_telemetry::LogBudget;
 use mccs_tenants::regions::UnmapWorker;
 use mccs_tenants::session::{Session, StreamWords};
-use mccs_tenants::{Charge, HostMemory, Resource, Tenant};
+use mccs_tenants::{AllSessions, HostMemory, SessionCharge, SessionRefused, Tenant};
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
 use super::admission::Admission;
@@ -61,6 +61,8 @@ pub struct SessionFactory {
     pub proxies: Arc<Proxies>,
     /// Registry of sessions.
     pub registry: Arc<Registry>,
+    /// How many there may be of all tenants.
+    pub all_sessions: Arc<AllSessions>,
     /// Memory of their regions.
     pub host_memory: Arc<HostMemory>,
     /// Unmaps what they leave.
@@ -116,6 +118,7 @@ impl SessionFactory {
             limits: SessionLimits { command_ring: 16, completion_ring: 16, spin },
             proxies: Arc::new(proxies),
             registry: Arc::default(),
+            all_sessions: AllSessions::at_most(64),
             host_memory: HostMemory::new(0),
             unmap_worker: UnmapWorker::start().expect("a thread"),
             log_budget: Mutex::default(),
@@ -170,12 +173,15 @@ impl SessionFactory {
     fn start(&self, socket: Socket, peer: PeerCredentials, admission: &Admission) {
         let tenant = Arc::clone(&admission.tenant);
         let socket = TenantSocket::new(socket, Arc::clone(&tenant));
-        let charge = match tenant.charge(Resource::Sessions, 1) {
+        let charge = match self.all_sessions.charge(&tenant) {
             Ok(charge) => charge,
-            Err(error) => {
+            Err(SessionRefused::OfTenant(error)) => {
                 self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-                refuse(&socket, ErrorClass::InvalidUsage, &error.to_string());
-                return;
+                return refuse(&socket, ErrorClass::InvalidUsage, &error.to_string());
+            }
+            Err(error @ SessionRefused::OfAll { .. }) => {
+                self.cannot(&error.to_string(), peer);
+                return refuse(&socket, ErrorClass::System, &error.to_string());
             }
         };
         let layout = layout(&self.limits, tenant.quota.streams);
@@ -280,7 +286,7 @@ pub(in crate::session) struct SessionParts {
     pub(in crate::session) ring: CommandRing,
     pub(in crate::session) requests: Requests,
     pub(in crate::session) tables: Tables,
-    pub(in crate::session) charge: Charge,
+    pub(in crate::session) charge: SessionCharge,
 }
 
 /// Parts that the kernel may refuse a session.

@@ -11,6 +11,7 @@ use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, JoinOptions, Request, RequestEnvel
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use mccs_model::SetupError;
 use mccs_model::handles::HandleTable;
+use mccs_model::limits::PAYLOAD_BYTES_MAX;
 use mccs_registry::{CommInfo, Joining, PartOf, Registry};
 use mccs_tenants::{Charge, Quota, Resource, SessionResource, Tenant};
 
@@ -24,8 +25,7 @@ const ABORTS_WAITING_MAX: usize = 64;
 
 /// A communicator of this session.
 enum CommSlot {
-    /// Others are missing. With its request, which the service's next program serves again.
-    Joining(Seat, Box<RequestEnvelope>),
+    Joining(JoiningRank),
     /// Another program's, which the proxy engine is about to go on with. The rank has begun so many rounds.
     Resuming(Seat, u64),
     Ready(ReadyRank),
@@ -55,11 +55,35 @@ pub(crate) struct ReadyRank {
     pub(crate) seat: Seat,
 }
 
+/// A rank that waits for others.
+struct JoiningRank {
+    seat: Seat,
+    /// Which the service's next program serves again.
+    request: Box<RequestEnvelope>,
+    /// Its memory until the communicator is complete.
+    _memory: Charge,
+}
+
+/// Bytes that a rank takes while it joins: its request here and at the proxy engine, its places in tables of both, and what the
+/// exchange keeps of it.
+const JOIN_BYTES: u64 = 2048;
+const _: () = assert!(
+    size_of::<JoinRequest>() + size_of::<RequestEnvelope>() + size_of::<CommSlot>() + size_of::<SessionMessage>()
+        < JOIN_BYTES as usize
+);
+
+/// Bytes of a rank while it joins. `root_address` is empty where all ranks are here; else it tells other hosts of this one.
+fn join_bytes(root_address: &str, options: &JoinOptions) -> u64 {
+    let texts = 2 * (root_address.len() + options.name.len() + options.job.len());
+    let payload = if root_address.is_empty() { 0 } else { PAYLOAD_BYTES_MAX };
+    JOIN_BYTES + (texts + payload) as u64
+}
+
 impl CommSlot {
     /// Seat of its rank, to be changed.
     fn seat_mut(&mut self) -> &mut Seat {
         match self {
-            CommSlot::Joining(seat, _)
+            CommSlot::Joining(JoiningRank { seat, .. })
             | CommSlot::Resuming(seat, _)
             | CommSlot::Ready(ReadyRank { seat, .. })
             | CommSlot::Leaving { seat, .. } => seat,
@@ -68,7 +92,7 @@ impl CommSlot {
 
     fn seat(&self) -> &Seat {
         match self {
-            CommSlot::Joining(seat, _)
+            CommSlot::Joining(JoiningRank { seat, .. })
             | CommSlot::Resuming(seat, _)
             | CommSlot::Ready(ReadyRank { seat, .. })
             | CommSlot::Leaving { seat, .. } => seat,
@@ -193,7 +217,7 @@ impl Ranks {
         match slot {
             CommSlot::Ready(ReadyRank { place: Place::Gpus, .. }) => Some("has ranks on GPUs"),
             CommSlot::Ready(ReadyRank { info, .. }) => (info.hosts.len() > 1).then_some(OF_HOSTS),
-            CommSlot::Joining(_, request) => match &request.request {
+            CommSlot::Joining(JoiningRank { request, .. }) => match &request.request {
                 Request::InitRank { root_address, .. } if !root_address.is_empty() => {
                     Some("waits for ranks that may be on other hosts")
                 }
@@ -215,7 +239,7 @@ impl Ranks {
         for (index, (generation, slot)) in (0..).zip(self.slots.slots()) {
             let comm = Handle { index, generation };
             let rank = slot.and_then(|slot| match slot {
-                CommSlot::Joining(_, request) => {
+                CommSlot::Joining(JoiningRank { request, .. }) => {
                     joining.push((**request).clone());
                     None
                 }
@@ -279,6 +303,8 @@ impl Ranks {
             None => (None, out.session.tenant.charge_rank(id).map_err(|error| over(error.to_string()))?),
         };
         let charge = Arc::new(charge);
+        let memory = out.session.tenant.charge(Resource::MemoryBytes, join_bytes(&root_address, &options));
+        let memory = memory.map_err(|error| over(error.to_string()))?;
         // Ranks that name a root may be on several hosts, and GPUs of one host may not reach each other. Then their data go through memory of the host,
         // whose proxy engine hands on those that turn out to reach each other.
         let is_alone =
@@ -287,7 +313,8 @@ impl Ranks {
         let place = if is_on_gpus { Place::Gpus } else { Place::Host };
         let whole = part.as_ref().and_then(|_| role.whole());
         let seat = Seat { role, whole, id, gpu, charge: Arc::clone(&charge), twins: Vec::new() };
-        let inserted = self.slots.insert(CommSlot::Joining(seat, Box::new(envelope)));
+        let inserted =
+            self.slots.insert(CommSlot::Joining(JoiningRank { seat, request: Box::new(envelope), _memory: memory }));
         let full = |_| over(out.session.tenant.session_is_full(SessionResource::Ranks));
         let tenant_comm = inserted.map_err(full)?;
         let (session, reply) = (Arc::clone(&out.session), out.replies.sender());
@@ -489,7 +516,7 @@ impl Ranks {
             return;
         }
         if let Some(slot) = self.slots.get_mut(tenant_comm)
-            && let CommSlot::Joining(seat, _) = slot
+            && let CommSlot::Joining(JoiningRank { seat, .. }) = slot
         {
             *slot = CommSlot::Ready(ReadyRank { comm, place, rank, info, rounds: 0, seat: seat.clone() });
         }

@@ -18,7 +18,7 @@ use mccs_collective::{Channel, RankSpan, Schedule, Shape, Step};
 use mccs_device::BoundSchedule;
 use mccs_device::host::{Bound, Reduction};
 use mccs_model::link::{FlowWait, LinkKey, LinksId};
-use mccs_runtime::Share;
+use mccs_runtime::{Share, work_ns};
 use mccs_telemetry::flows::FlowMeter;
 use mccs_telemetry::recorder::Record;
 use mccs_transport::{RecvFlow, Request, Status, TransportError};
@@ -33,6 +33,14 @@ use super::workers::Tag;
 /// Messages to be reduced that a program asks for before they come: enough for a reduction to overlap with what arrives next, and few
 /// enough to stay in the cache. Messages that go where they belong are asked for ahead, as many as their flow has room for.
 const REDUCES_AHEAD: usize = 3;
+
+/// Time of a message from or to another host, besides its bytes.
+const MESSAGE_NS: u64 = 1_000;
+
+/// Time of a message of so many bytes: each is read, and written.
+fn message_ns(bytes: u64) -> u64 {
+    MESSAGE_NS + work_ns(2 * bytes)
+}
 
 /// Links of a channel's programs to other hosts.
 #[derive(Debug, Clone, Copy)]
@@ -103,6 +111,8 @@ pub(super) struct ChannelRun {
     incoming: Vec<Incoming>,
     memory: ChannelMemory,
     spare_staging: Vec<Staging>,
+    /// Work of receives and reductions that nobody has counted yet.
+    work_ns: u64,
 }
 
 /// The result of a step of a program.
@@ -146,6 +156,7 @@ impl ChannelRun {
             sends: Sends::default(),
             incoming: Vec::new(),
             spare_staging: Vec::new(),
+            work_ns: 0,
         }
     }
 
@@ -290,7 +301,7 @@ impl ChannelRun {
     }
 
     /// Moves a piece of a step whose data is all on this host.
-    fn run_local(&self, step: &Step, offer: Option<RankSpan>, cursor: &mut Cursor) -> Ran {
+    fn run_local(&mut self, step: &Step, offer: Option<RankSpan>, cursor: &mut Cursor) -> Ran {
         let total = step.count();
         let (from, count) = (cursor.done, (total - cursor.done).min(self.piece_count));
         let bound = &self.bound;
@@ -309,6 +320,7 @@ impl ChannelRun {
                 _ => {}
             }
         }
+        self.work_ns += work_ns(2 * count * self.bound.element_bytes());
         cursor.done += count;
         if cursor.done >= total { Ran::Whole } else { Ran::Part }
     }
@@ -358,6 +370,7 @@ impl ChannelRun {
             return Err(links.mismatch(remote.links, remote.link(src, dst), bytes, expected_bytes));
         }
         self.incoming[at].meter.count(bytes);
+        self.work_ns += message_ns(bytes);
         let (job, channel, from, to) = (remote.job, remote.channel, src, dst);
         let chunk = |at_ns| Record::Chunk { since_ns, at_ns, job, channel, from, to, sends: false, bytes };
         links.recorder().record(chunk);
@@ -463,6 +476,10 @@ impl ChannelJob for ChannelRun {
 
     fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault> {
         self.advance(links, now)
+    }
+
+    fn take_work_ns(&mut self) -> u64 {
+        std::mem::take(&mut self.work_ns) + self.sends.take_work_ns()
     }
 
     fn waits(&self) -> Vec<FlowWait> {

@@ -9,7 +9,7 @@ use mccs_telemetry::flows::FlowMeter;
 use mccs_telemetry::recorder::Record;
 use mccs_transport::{Request, SendFlow, Status, TransportError};
 
-use super::Remote;
+use super::{Remote, message_ns};
 use crate::transport::channel::ChannelFault;
 use crate::transport::channel_memory::{ChannelMemory, Part};
 use crate::transport::links::Links;
@@ -18,6 +18,8 @@ use crate::transport::links::Links;
 #[derive(Default)]
 pub(super) struct Sends {
     links: Vec<Outgoing>,
+    /// Work of sends that nobody has counted yet.
+    work_ns: u64,
 }
 
 /// A link that leaves this host.
@@ -89,6 +91,7 @@ impl Sends {
                 let Some(request) = links.transport.isend(out.flow, message, remote.tag.value)? else { break };
                 any = true;
                 out.meter.count(message.bytes);
+                self.work_ns += message_ns(message.bytes);
                 links.sent(remote.links, link, message.bytes, now);
                 out.sends.push_back(Sent { request, bytes: message.bytes, since_ns: links.recorder().now_ns() });
                 out.posted += count;
@@ -99,6 +102,11 @@ impl Sends {
             }
         }
         Ok(any)
+    }
+
+    /// See [`ChannelJob::take_work_ns`](crate::transport::ChannelJob::take_work_ns).
+    pub(super) fn take_work_ns(&mut self) -> u64 {
+        std::mem::take(&mut self.work_ns)
     }
 
     /// Whether all was posted.

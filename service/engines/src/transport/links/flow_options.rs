@@ -42,7 +42,7 @@ pub(super) fn with_path_of(
     if options.transport == Some(TransportKind::Rdma) && u64::from(options.chunk_bytes) >= MESSAGE_BYTES {
         options.chunk_bytes = options.chunk_bytes.max(peers.message_bytes_of(link) as u32);
     }
-    FlowOptions { detours: detours(begin, path, [assignment, &peers.assignment]), ..options }
+    FlowOptions { share: peers.share, detours: detours(begin, path, [assignment, &peers.assignment]), ..options }
 }
 
 pub(super) fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpec {

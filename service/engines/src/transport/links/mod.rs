@@ -456,7 +456,7 @@ impl Links {
         let flow = match connect(&options) {
             // Hosts have prepared the ways of collectives, and not these: a path that has no port left for them is no reason to fail.
             Err(error) if link.track().is_some() && error.is_of_way() => {
-                options = begin.clone();
+                options = FlowOptions { share: peers.share, ..begin.clone() };
                 connect(&options)?
             }
             connected => connected?,
@@ -509,7 +509,12 @@ impl Links {
         let class = assignment.map(|assignment| assignment.class()).unwrap_or_default();
         let takes_short = begin.takes_short && !peers.to_gpus.has(link);
         let home = peers.home_of_receives(link, &set.pairs).cloned();
-        let spec = spec(link, link.src, &host.name, &FlowOptions { takes_short, home, ..begin.on(&class) });
+        let spec = spec(
+            link,
+            link.src,
+            &host.name,
+            &FlowOptions { share: peers.share, takes_short, home, ..begin.on(&class) },
+        );
         let flow = self.transport.accept(set.listener, &spec, now)?;
         let name = flow_name(id, link, false, &host.name, begin.transport, None);
         let meter = Arc::new(self.meters.begin(name));

@@ -7,6 +7,7 @@ use mccs_config::service::{Device, TransportKind};
 use mccs_exchange::protocol::Name;
 use mccs_model::link::{LinkEngines, LinkKey};
 use mccs_model::rate_limit::SharedBucket;
+use mccs_runtime::Share;
 use mccs_transport::{FlowOptions, FlowPath, ListenerHandle};
 
 use super::MESSAGE_BYTES;
@@ -27,6 +28,8 @@ pub struct PeerHost {
 /// Places of a communicator's ranks.
 #[derive(Debug, Clone)]
 pub struct Peers {
+    /// The share of the communicator's tenant.
+    pub share: Share,
     /// All its hosts.
     pub hosts: Vec<PeerHost>,
     /// By rank, its host's place in `hosts`.
@@ -277,6 +280,7 @@ mod tests {
         let nic = |name: &str| name.parse::<Device>().expect("a device");
         let assignment = PathAssignment { nics: [nic("n0"), nic("n1")].into(), ..PathAssignment::default() };
         let peers = Peers {
+            share: Share::SERVICE,
             hosts: Vec::new(),
             host_of_rank: vec![0, 0, 1, 1],
             assignment: Arc::default(),
@@ -323,6 +327,7 @@ mod tests {
         let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
         let mut assignment = PathAssignment { paths: vec![port(7), port(8)], ..PathAssignment::default() };
         let peers = Peers {
+            share: Share::SERVICE,
             hosts: Vec::new(),
             host_of_rank: vec![0, 1],
             assignment: Arc::default(),

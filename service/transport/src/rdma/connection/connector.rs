@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
+use mccs_runtime::Share;
 use nix::errno::Errno;
 
 use crate::Fault;
@@ -35,6 +36,8 @@ pub(in crate::rdma) struct QpConnect {
 #[derive(Debug)]
 pub(in crate::rdma) struct Job {
     pub(in crate::rdma) flow: Handle,
+    /// Its tenant's share.
+    pub(in crate::rdma) share: Share,
     /// Number of the connection.
     pub(in crate::rdma) connection: u32,
     /// Which of the transport's ports.
@@ -121,6 +124,10 @@ impl Connecting {
 }
 
 impl Work for Connecting {
+    fn share(&self) -> Share {
+        self.job.share
+    }
+
     fn work(&mut self) {
         let begun_here = Instant::now();
         if self.is_unreachable() {

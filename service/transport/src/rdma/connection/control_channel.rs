@@ -34,6 +34,7 @@ unsafe impl Send for ControlChannel {}
 /// Options of the TCP flows: those of the flow, as far as they concern reaching its peer.
 fn options(options: &FlowOptions) -> FlowOptions {
     FlowOptions {
+        share: options.share,
         source_address: options.source_address,
         requests: REQUESTS,
         connect_timeout: options.connect_timeout,

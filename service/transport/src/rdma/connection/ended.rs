@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use mccs_runtime::Share;
+
 use crate::rdma::connection::Connection;
 use crate::rdma::device::blocking_worker::Work;
 use crate::rdma::device::ports::Port;
@@ -15,6 +17,8 @@ use crate::rdma::verbs::ProtectionDomain;
 /// See the module's documentation.
 #[derive(Debug)]
 pub(in crate::rdma) struct Ended {
+    /// Its tenant's share.
+    share: Share,
     port: usize,
     /// Protection domain of the port's device, as it was opened then.
     pd: Arc<ProtectionDomain>,
@@ -25,9 +29,9 @@ pub(in crate::rdma) struct Ended {
 
 impl Ended {
     /// A connection that is to end, which has disowned its queue pairs.
-    pub(in crate::rdma) fn new(connection: Connection, half: Half, pd: &Arc<ProtectionDomain>) -> Self {
+    pub(in crate::rdma) fn new(share: Share, connection: Connection, half: Half, pd: &Arc<ProtectionDomain>) -> Self {
         let (port, pd, places) = (connection.port, Arc::clone(pd), connection.places);
-        Ended { port, pd, places, held: Some((connection, half)) }
+        Ended { share, port, pd, places, held: Some((connection, half)) }
     }
 
     /// It has ended: others may have its places in the completion queue.
@@ -40,6 +44,10 @@ impl Ended {
 }
 
 impl Work for Ended {
+    fn share(&self) -> Share {
+        self.share
+    }
+
     fn work(&mut self) {
         self.held = None;
     }

@@ -13,10 +13,11 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use mccs_runtime::Share;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
-use crate::host_regions::{region_number, regions_gone};
+use crate::host_regions::{HostRegion, region_of, regions_gone};
 use crate::rdma::device::blocking_worker::{BlockingWorker, Work};
 use crate::rdma::device::ports::Port;
 use crate::rdma::verbs::{DmaBuffer, GpuRefusal, MemoryRegion, ProtectionDomain, VerbsError};
@@ -30,6 +31,8 @@ const KEPT_MAX: usize = 256;
 const AT_ONCE_FROM_BYTES: u64 = 16 << 10;
 /// Host memory that is longer is pinned aside.
 const PINNED_BY_WORKER_ABOVE_BYTES: u64 = 1 << 20;
+/// Pieces of host memory of one tenant that wait to be pinned, or let go of: others' wait for no more than the one that is worked on.
+const PINNINGS_OF_TENANT_MAX: usize = 64;
 /// Ports of a transport.
 pub(in crate::rdma) const PORTS_MAX: usize = mccs_config::limits::RDMA_PORTS_MAX;
 
@@ -50,12 +53,19 @@ struct Registration {
     address: u64,
     bytes: u64,
     users: u32,
-    /// Number of the tenant's region that it lies in.
-    region: Option<u64>,
+    /// The tenant's region that it lies in.
+    region: Option<HostRegion>,
     /// A GPU's memory, by a descriptor where there is one.
     gpu: Option<GpuBuffer>,
     /// By port.
     known: [Known; PORTS_MAX],
+}
+
+impl Registration {
+    /// Its tenant's share; memory outside all regions is the service's own.
+    fn share(&self) -> Share {
+        self.region.map_or(Share::SERVICE, |region| region.share)
+    }
 }
 
 #[derive(Debug)]
@@ -76,20 +86,28 @@ pub(in crate::rdma) enum Pinning {
         pd: Arc<ProtectionDomain>,
         address: u64,
         bytes: u64,
+        /// Its tenant's share.
+        share: Share,
         /// `None` until it is done.
         made: Option<Result<MemoryRegion, VerbsError>>,
     },
     /// Lets go of memory that nobody uses.
-    Unpin(Option<MemoryRegion>),
+    Unpin(Share, Option<MemoryRegion>),
 }
 
 impl Work for Pinning {
+    fn share(&self) -> Share {
+        match self {
+            Pinning::Pin { share, .. } | Pinning::Unpin(share, _) => *share,
+        }
+    }
+
     fn work(&mut self) {
         match self {
             // SAFETY: whoever registered the memory keeps it until it deregisters it, and regions that are kept live. Memory that was
             // let go of meanwhile is refused by the kernel, or is another's by now, which no flow is given keys of.
             Pinning::Pin { pd, address, bytes, made, .. } => *made = Some(unsafe { pd.register(*address, *bytes) }),
-            Pinning::Unpin(region) => *region = None,
+            Pinning::Unpin(_, region) => *region = None,
         }
     }
 }
@@ -225,7 +243,7 @@ impl Memory {
     }
 
     fn place(&mut self, address: u64, bytes: u64) -> usize {
-        let region = region_number(address as usize, bytes);
+        let region = region_of(address as usize, bytes);
         if let Some(place) = self.by_extent.get(&(address, bytes)).copied()
             && (self.registrations[place].users > 0 || self.registrations[place].region == region)
         {
@@ -270,9 +288,10 @@ impl Memory {
         let registration = std::mem::take(&mut self.registrations[place]);
         // Other memory is written by nobody from here on: its owner does not say when it goes.
         if registration.region.is_some() && registration.bytes > PINNED_BY_WORKER_ABOVE_BYTES {
+            let share = registration.share();
             for known in registration.known {
                 if let Known::Yes(region) = known {
-                    self.pinner.begin(Pinning::Unpin(Some(region)));
+                    self.pinner.begin(Pinning::Unpin(share, Some(region)));
                 }
             }
         }
@@ -292,7 +311,7 @@ impl Memory {
         }
         for place in self.kept.clone() {
             let Registration { address, bytes, region, .. } = self.registrations[place];
-            if region_number(address as usize, bytes) != region {
+            if region_of(address as usize, bytes) != region {
                 self.forget(place);
             }
         }
@@ -397,12 +416,17 @@ impl Memory {
         }
     }
 
-    /// Begins to pin a registration, behind what was begun before.
+    /// Begins to pin a registration, behind what its tenant has begun before; or later, when less of that is left: whoever waits for memory
+    /// asks again when some has been pinned.
     fn pin(&mut self, place: usize, port: usize, pd: &Arc<ProtectionDomain>) -> Known {
+        let registration = &self.registrations[place];
+        let (address, bytes, share) = (registration.address, registration.bytes, registration.share());
+        if self.pinner.works_of(share) >= PINNINGS_OF_TENANT_MAX {
+            return Known::No;
+        }
         self.pinnings += 1;
-        let Registration { address, bytes, .. } = self.registrations[place];
         let (number, pd) = (self.pinnings, Arc::clone(pd));
-        self.pinner.begin(Pinning::Pin { number, place, port, pd, address, bytes, made: None });
+        self.pinner.begin(Pinning::Pin { number, place, port, pd, address, bytes, share, made: None });
         Known::Pending(number)
     }
 

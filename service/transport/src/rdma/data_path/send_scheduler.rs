@@ -1,13 +1,13 @@
-//! Send scheduler: RDMA flows post in turn, some of each before more of any. Completed requests are
-//! taken first.
+//! Send scheduler: tenants' RDMA flows post in turn, some of each before more of any. Completed
+//! requests are taken first.
 //!
 //! A flow is in the queue once, however much it has to do. Those that wait for memory to be pinned, or whose credits are withheld, come back
 //! to it when that is over.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
+use mccs_runtime::{Share, TurnQueue};
 
 use crate::rdma::flow::Flow;
 
@@ -18,7 +18,7 @@ const WITHHELD_FOR: Duration = Duration::from_millis(100);
 #[derive(Debug, Default)]
 pub(in crate::rdma) struct SendScheduler {
     /// Flows with something to do.
-    queue: VecDeque<Handle>,
+    queue: TurnQueue<Handle>,
     /// Flows whose credits are withheld, and until when.
     withheld: Vec<Handle>,
     withheld_until: Option<Instant>,
@@ -27,16 +27,16 @@ pub(in crate::rdma) struct SendScheduler {
 }
 
 impl SendScheduler {
-    /// Room for so many flows: each is in the queue at most once, so that the data path does not allocate.
-    pub(in crate::rdma) fn reserve(&mut self, flows: usize) {
-        self.queue.reserve(flows);
+    /// Room for so many flows, all of a tenant: each is in the queue at most once, so that the data path does not allocate.
+    pub(in crate::rdma) fn reserve(&mut self, share: Share, flows: usize) {
+        self.queue.reserve(share, flows);
         self.withheld.reserve(flows);
     }
 
     /// A flow has something to do.
     pub(in crate::rdma) fn enqueue(&mut self, handle: Handle, flow: &mut Flow) {
         if !std::mem::replace(&mut flow.is_queued, true) {
-            self.queue.push_back(handle);
+            self.queue.push(flow.spec.options.share, handle);
         }
     }
 
@@ -47,7 +47,7 @@ impl SendScheduler {
 
     /// The flow whose turn it is.
     pub(in crate::rdma) fn next(&mut self) -> Option<Handle> {
-        self.queue.pop_front()
+        self.queue.pop()
     }
 
     /// A flow's credits are withheld, for a while.

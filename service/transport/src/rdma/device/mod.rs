@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
+use mccs_runtime::Share;
 use nix::errno::Errno;
 
 use self::blocking_worker::BlockingWorker;
@@ -131,12 +132,12 @@ impl Devices {
 
     /// The same aside, some time later, unless the connection's device has gone or another thread has its queue pairs. Nothing is under way on it;
     /// `half` has the memory that it knows.
-    pub(in crate::rdma) fn end_connection_aside(&mut self, connection: Connection, half: Half) {
+    pub(in crate::rdma) fn end_connection_aside(&mut self, share: Share, connection: Connection, half: Half) {
         let opened = self.ports.get(connection.port).and_then(|port| port.opened.as_ref());
         match opened.filter(|_| !connection.is_connecting()) {
             Some(Opened { pd, .. }) => {
                 connection.disown(&mut self.owners);
-                self.ending.begin(Ended::new(connection, half, pd));
+                self.ending.begin(Ended::new(share, connection, half, pd));
             }
             None => self.end_connection(connection),
         }

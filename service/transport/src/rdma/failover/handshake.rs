@@ -197,8 +197,8 @@ impl Handshakes {
         let qp_connects = connection.qp_connects(side, ports, options, &flow.spec.options)?;
         flow.stage = Stage::Connecting;
         let (port, places, peer) = (connection.port, connection.places, side.gid());
-        let number = flow.connection_number;
-        self.connector.begin(Job { flow: handle, connection: number, port, peer, places, qp_connects }, now);
+        let (number, share) = (flow.connection_number, flow.spec.options.share);
+        self.connector.begin(Job { flow: handle, share, connection: number, port, peer, places, qp_connects }, now);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
+use mccs_runtime::Share;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::DataPath as _;
@@ -22,7 +23,7 @@ struct Region(mccs_ipc::shm::Mapping, u64);
 
 fn region(bytes: u64) -> Region {
     let (_, mapping) = mccs_ipc::shm::Mapping::create("region", bytes).expect("memory");
-    host_regions::note_mapped(mapping.as_ptr() as usize, bytes);
+    host_regions::note_mapped(mapping.as_ptr() as usize, bytes, Share { tenant: 1, weight: 1 });
     Region(mapping, bytes)
 }
 

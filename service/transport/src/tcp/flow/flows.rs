@@ -95,9 +95,10 @@ impl Flows {
 
     /// Adds a flow. `None`: there are too many.
     pub(in crate::tcp) fn add(&mut self, flow: Flow) -> Option<Handle> {
+        let share = flow.share;
         let handle = self.table.insert(flow).ok()?;
         // A flow is in the queue at most once (and closed ones until their turn), so that the data path does not allocate.
-        self.queues.reserve(self.table.len());
+        self.queues.reserve(share, self.table.len());
         Some(handle)
     }
 

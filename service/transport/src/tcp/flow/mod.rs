@@ -13,6 +13,7 @@ pub(in crate::tcp) mod sender;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
+use mccs_runtime::Share;
 
 use self::receiver::Receiver;
 use self::sender::Sender;
@@ -58,6 +59,8 @@ pub(in crate::tcp) struct Flow {
     pub(in crate::tcp) half: Half,
     fault: Option<Fault>,
     silence_timeout: Duration,
+    /// Its tenant's share.
+    share: Share,
     /// Is in the queue of flows with something to do.
     queued: bool,
     /// Is among the receivers that may wait for a message.
@@ -84,6 +87,7 @@ impl Flow {
             half,
             fault: None,
             silence_timeout: spec.options.silence_timeout,
+            share: spec.options.share,
             queued: false,
             waits: false,
             is_news: false,

@@ -1,9 +1,10 @@
-//! Queues of TCP flows: something to do, acknowledgements awaited, news. Each flow is in a queue at
+//! Queues of TCP flows: something to do (tenants take turns), acknowledgements awaited, news. Each flow is in a queue at
 //! most once.
 
 use std::collections::VecDeque;
 
 use mccs_ipc::types::Handle;
+use mccs_runtime::{Share, TurnQueue};
 
 use super::Flow;
 
@@ -11,7 +12,7 @@ use super::Flow;
 #[derive(Debug, Default)]
 pub(in crate::tcp) struct FlowQueues {
     /// Flows with something to do.
-    work: VecDeque<Handle>,
+    work: TurnQueue<Handle>,
     /// Senders whose messages wait for acknowledgements.
     unsettled: VecDeque<Handle>,
     /// Flows to which something has happened, where somebody asks.
@@ -24,15 +25,15 @@ impl FlowQueues {
         self.news = Some(VecDeque::new());
     }
 
-    /// Room for so many flows, and closed ones until their turn: the data path does not allocate.
-    pub(in crate::tcp) fn reserve(&mut self, flows: usize) {
-        self.work.reserve(flows);
+    /// Room for so many flows, all of a tenant, and closed ones until their turn: the data path does not allocate.
+    pub(in crate::tcp) fn reserve(&mut self, share: Share, flows: usize) {
+        self.work.reserve(share, flows);
     }
 
     /// A flow has something to do.
     pub(in crate::tcp) fn enqueue(&mut self, handle: Handle, flow: &mut Flow) {
         if !std::mem::replace(&mut flow.queued, true) {
-            self.work.push_back(handle);
+            self.work.push(flow.share, handle);
         }
     }
 
@@ -42,7 +43,7 @@ impl FlowQueues {
     }
 
     pub(in crate::tcp) fn next(&mut self) -> Option<Handle> {
-        self.work.pop_front()
+        self.work.pop()
     }
 
     /// A sender's messages wait for acknowledgements.

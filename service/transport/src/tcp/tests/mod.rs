@@ -7,6 +7,7 @@ mod unauthenticated_peers;
 use std::time::Duration;
 
 use mccs_net::testing::raise_descriptor_limit;
+use mccs_runtime::Share;
 
 use crate::conformance::{self, Fixture, suite};
 use crate::faulty::{Faults, Faulty};
@@ -223,6 +224,28 @@ pub(in crate::tcp) fn connected(options: FlowOptions) -> (TcpTransport, TcpTrans
     let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
     until_connected((&mut a, &mut b), (send, recv));
     (a, b, send, recv)
+}
+
+/// A tenant's many flows with something to do are before another's only one for a turn.
+#[test]
+fn flows_of_tenants_take_turns() {
+    const FLOWS: u64 = 100;
+    let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
+    let (_, handle) = b.listen(&ListenOptions::default()).expect("listens");
+    let mut connect = |tenant: u32, number: u64| {
+        let options = FlowOptions { share: Share { tenant, weight: 1 }, ..FlowOptions::default() };
+        let spec = FlowSpec { number, peer: "rank 1".into(), options };
+        FlowId::from(a.connect(&handle, &spec, Instant::now()).expect("connects")).0
+    };
+    let many: Vec<_> = (0..FLOWS).map(|number| connect(1, number)).collect();
+    let one = connect(2, FLOWS);
+    while a.flows.queued() > 0 {
+        a.flows.next();
+    }
+    many.iter().chain([&one]).for_each(|flow| a.flows.enqueue(*flow));
+    let taken: Vec<_> = std::iter::from_fn(|| a.flows.next()).collect();
+    assert!(taken[..2].contains(&one), "{:?} of {}", taken.iter().position(|flow| *flow == one), taken.len());
+    assert_eq!(taken.len() as u64, FLOWS + 1, "each has had its turn, once");
 }
 
 /// A peer that has no room answers, so it is not silent, however long that takes. (`TCP_USER_TIMEOUT` would end the connection
