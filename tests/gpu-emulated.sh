@@ -24,6 +24,10 @@ mkdir "$work/driver"
 cp "$target/release/libmccs_emulated_driver.so" "$work/driver/libcuda.so"
 ln -s libcuda.so "$work/driver/libcuda.so.1"
 export LD_LIBRARY_PATH="$work/driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+# The C library, by the names that it is installed as.
+mkdir "$work/lib"
+ln -s "$(realpath "$target/release/libmccs_c.so")" "$work/lib/libmccs.so.0"
+ln -s libmccs.so.0 "$work/lib/libmccs.so"
 
 skip=()
 # Tests whose names contain $1 are not run, because of $2.
@@ -274,20 +278,20 @@ fi
 serve ''
 for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
     name=$(basename "$program" .c)
-    cc -std=c11 -I shim/include -I shim/examples/c "$program" -L "$target/release" -lmccs -ldl -pthread -o "$work/$name"
-    ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
+    cc -std=c11 -I shim/include -I shim/examples/c "$program" -L "$work/lib" -lmccs -ldl -pthread -o "$work/$name"
+    ranks env LD_LIBRARY_PATH="$work/lib:$LD_LIBRARY_PATH" "$work/$name"
 done
 # Kernels that put and copy, by the header for programs' own, compiled for this processor.
 for name in puts cuda_put cuda_all_gather; do
     c++ -std=c++17 -O1 -Wall -Wextra -Werror -shared -fPIC -I shim/include "tests/driver/$name.cpp" -o "$work/$name-kernels.so"
 done
 for name in cuda_put cuda_all_gather; do
-    cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/include -I shim/examples/c "shim/examples/c/$name.c" -L "$target/release" -lmccs -ldl -o "$work/$name"
-    ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name" "$work/$name-kernels.so"
+    cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/include -I shim/examples/c "shim/examples/c/$name.c" -L "$work/lib" -lmccs -ldl -o "$work/$name"
+    ranks env LD_LIBRARY_PATH="$work/lib:$LD_LIBRARY_PATH" "$work/$name" "$work/$name-kernels.so"
 done
 for nranks in 1 2; do
     echo "== port and memory channels of kernels, $nranks ranks (at $SECONDS s)"
-    "$target/release/mccs-cuda-puts" --nranks $nranks --rounds 1 --iterations 20 --threads 1,8 --sizes 8,4096,262144 --packets 8,1024 --slots 16 --image "$work/puts-kernels.so"
+    "$target/release/mccs-cuda-puts" --nranks $nranks --rounds 1 --iterations 20 --threads 1,8 --sizes 8,4096,262144 --packets 8,1024 --block-threads 4 --slots 16 --image "$work/puts-kernels.so"
 done
 mkdir "$work/nccl"
 ln -s "$(realpath "$target")/release/libnccl.so" "$work/nccl/libnccl.so.2"
@@ -325,7 +329,7 @@ hung
 serve_two
 for nranks in 2 3; do nccl_calls $nranks "${two[@]}"; done
 for name in cuda_all_reduce cuda_calls; do
-    MCCS_ROOT_ADDRESS=h0 ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
+    MCCS_ROOT_ADDRESS=h0 ranks env LD_LIBRARY_PATH="$work/lib:$LD_LIBRARY_PATH" "$work/$name"
 done
 # The benchmark of GPUs on emulated NICs: two hosts with a NIC for each GPU. NCCL is a stub.
 nics_bench() {

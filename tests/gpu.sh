@@ -37,7 +37,7 @@ nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvi
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 counts=${MCCS_RANKS:-$(seq 2 "$gpus")}
 if [ -z "${MCCS_BIN:-}" ]; then
-    cargo build --release --quiet -p mccs-service -p mccs-ctl -p mccs-eval -p mccs-nccl -p mccs-nccl-net
+    cargo build --release --quiet -p mccs-service -p mccs-ctl -p mccs-eval -p mccs-nccl -p mccs-nccl-net -p mccs-c
     cargo build --release --quiet -p mccs --lib --example cuda_all_reduce
     cargo test --release --quiet --no-run -p mccs-tests --test gpu
     MCCS_BIN=$PWD/target/release
@@ -198,7 +198,7 @@ TOML
 # Every function of the C API, by two ranks, each at a service of its own.
 calls_over_two() {
     local at=(${two/,/ })
-    MCCS_ROOT_ADDRESS=h0 ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" bash -c 'shift "$MCCS_RANK"; MCCS_SOCKET=$1 exec "$0"' \
+    MCCS_ROOT_ADDRESS=h0 ranks 2 env LD_LIBRARY_PATH="$work/lib:$MCCS_BIN" bash -c 'shift "$MCCS_RANK"; MCCS_SOCKET=$1 exec "$0"' \
         "$work/cuda_calls" "${at[@]}"
 }
 
@@ -306,9 +306,13 @@ large_from = "1MiB"'
 # Programs in C, where there is a compiler.
 compile() {
     type -P cc >/dev/null || return 0
+    # The C library, by the names that it is installed as.
+    mkdir -p "$work/lib"
+    ln -sf "$MCCS_BIN/libmccs_c.so" "$work/lib/libmccs.so.0"
+    ln -sf libmccs.so.0 "$work/lib/libmccs.so"
     local program
     for program in shim/examples/c/cuda_{all_reduce,put,all_gather}.c tests/tests/cuda_calls.c; do
-        cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -pthread -o "$work/$(basename "$program" .c)"
+        cc -I shim/include -I shim/examples/c "$program" -L "$work/lib" -lmccs -ldl -pthread -o "$work/$(basename "$program" .c)"
     done
     cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
     cc -I shim/examples/c tests/tests/nccl_handles.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_handles"
@@ -378,12 +382,12 @@ programs() {
     if [ -x "$work/nccl_calls" ]; then
         local program
         for program in cuda_all_reduce cuda_calls; do
-            lane "in C: $program" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/$program"
+            lane "in C: $program" ranks 2 env LD_LIBRARY_PATH="$work/lib" "$work/$program"
         done
         for program in cuda_put cuda_all_gather; do
             if [ -x "${MCCS_NVCC:-}" ]; then
                 "$MCCS_NVCC" -ptx -arch=compute_80 -I shim/include "shim/examples/c/$program.cu" -o "$work/$program.ptx"
-                lane "in C: $program" ranks 2 env LD_LIBRARY_PATH="$MCCS_BIN" "$work/$program" "$work/$program.ptx"
+                lane "in C: $program" ranks 2 env LD_LIBRARY_PATH="$work/lib" "$work/$program" "$work/$program.ptx"
             else
                 absent "in C: $program" "MCCS_NVCC names no compiler for its kernel"
             fi

@@ -248,8 +248,7 @@ static void check_groups(const struct member *m) {
         CUDA(cuMemcpyDtoH_v2(given, out, bytes));
         TRUE(memcmp(given, got, bytes) == 0);
     }
-    /* Nothing is known of what the service would carry out. A single rank's message to itself takes a kernel all the same.
-    /* */
+    /* Nothing is known of what the service would carry out. A rank's message to itself takes a kernel all the same. */
     TRUE(m->rank > 0 || info.estimatedTime == -1 || info.estimatedTime > 0);
     info.magic = 0;
     OK(ncclGroupStart());

@@ -105,7 +105,7 @@ impl CudaCommunicator {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for ranks that do not reach each other ([`CudaCommunicator::has_windows`]), for an address that is no GPU's memory,
-    /// for no tags or more than [`MEMORY_CHANNEL_TAGS_MAX`]. [`Error::NoCuda`] where the driver has no memory for words.
+    /// for no tags or more than [`MEMORY_CHANNEL_TAGS_MAX`]. [`Error::Cuda`] where the driver has no memory for words.
     pub fn prepare_memory_channels(
         &self,
         address: DeviceAddress,

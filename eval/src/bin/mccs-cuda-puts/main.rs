@@ -19,7 +19,7 @@ use mccs_kernels::cuda::{
 };
 use serde::Serialize;
 
-use self::memory_channels::{MemorySide, blocks_for, threads_for};
+use self::memory_channels::{MemorySide, blocks_for};
 
 /// Measures port and memory channels from within kernels.
 #[derive(Parser)]
@@ -49,6 +49,9 @@ struct Arguments {
     /// Slots of the FIFOs.
     #[arg(long, default_value_t = 4096)]
     slots: u32,
+    /// Most threads of a block by which memory channels copy.
+    #[arg(long, default_value_t = 512)]
+    block_threads: u32,
     /// Bytes of packets of memory channels.
     #[arg(long, value_delimiter = ',', default_values_t = [8, 1 << 10, 8 << 10, 64 << 10])]
     packets: Vec<u64>,
@@ -238,22 +241,24 @@ impl Side {
     fn round_by_memory(&self, arguments: &Arguments, mut tell: impl FnMut(&str, u64, f64)) -> anyhow::Result<()> {
         let us = |took: Duration, of: u64| took.as_secs_f64() * 1e6 / of as f64;
         let (ends, side) = (self.ends(), &self.by_memory);
+        let most = u64::from(arguments.block_threads.max(1));
+        let threads = |bytes: u64, of_a_thread: u64| (bytes / of_a_thread).clamp(1, most) as u32;
         let run = |kernel, shape, args: &MemoryChannelsArgs| {
             self.together.wait();
             self.launch(kernel, shape, args, args.result)
         };
         let args = side.args(0, arguments.iterations, false);
-        tell("signals to and fro, memory channel", 0, us(run(MEMORY_PING_PONG, [ends, 32], &args)?, args.rounds));
+        tell("signals to and fro, memory channel", 0, us(run(MEMORY_PING_PONG, [ends, 1], &args)?, args.rounds));
         for bytes in &arguments.packets {
             let args = side.args(*bytes, arguments.iterations, true);
-            let took = run(MEMORY_PING_PONG, [ends, threads_for(*bytes, 8)], &args)?;
+            let took = run(MEMORY_PING_PONG, [ends, threads(*bytes, 8)], &args)?;
             tell("packets to and fro, memory channel", *bytes, us(took, args.rounds));
         }
         for bytes in &arguments.sizes {
             let rounds = arguments.iterations.min(arguments.total / bytes).max(2);
             if self.nranks == 2 {
                 let args = side.args(*bytes, rounds, false);
-                let took = run(MEMORY_PUTS, [blocks_for(*bytes), threads_for(*bytes, 16)], &args)?;
+                let took = run(MEMORY_PUTS, [blocks_for(*bytes), threads(*bytes, 16)], &args)?;
                 tell("puts with signals, both ways at once, memory channel", *bytes, us(took, rounds));
             }
         }

@@ -11,8 +11,6 @@ use mccs_kernels::cuda::{MEMORY_PARTS, MemoryChannelsArgs};
 const BLOCKS_MAX: u32 = 64;
 /// Bytes that a block is worth.
 const BLOCK_BYTES: u64 = 32 << 10;
-/// Threads of a block that copies much.
-const THREADS_MAX: u64 = 512;
 
 /// A rank with its channels: to the other one, or to itself.
 pub struct MemorySide {
@@ -71,11 +69,6 @@ impl MemorySide {
             begins: u64::from(self.me == 0),
         }
     }
-}
-
-/// Threads of a block for puts of so many bytes.
-pub fn threads_for(bytes: u64, bytes_of_a_thread: u64) -> u32 {
-    (bytes / bytes_of_a_thread).clamp(32, THREADS_MAX) as u32
 }
 
 /// Blocks for puts of so many bytes.
