@@ -340,9 +340,9 @@ impl Part {
         }
     }
 
-    /// Whether it never will be.
+    /// Whether its GPU copies nothing any more.
     fn is_in_vain(&self) -> bool {
-        matches!(self, Part::Word(gpu, ..) if gpu.is_lost()) && !self.is_done()
+        matches!(self, Part::Word(gpu, ..) if gpu.is_lost())
     }
 }
 
