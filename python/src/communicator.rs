@@ -385,12 +385,13 @@ impl PyCommunicator {
             // failure here.
             let _ = self.abort(py);
         }
-        self.close()
+        self.close(py)
     }
 
-    /// Takes no further calls. Leaves when those that were made have ended, and everything made from it is gone.
-    fn close(&self) -> PyResult<()> {
-        self.lane.get()?.close();
+    /// Takes no further calls. Leaves when those that were made have ended.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let lane = self.lane.get()?;
+        py.detach(|| lane.close());
         Ok(())
     }
 }

@@ -2,14 +2,16 @@
 //! them, are carried out by a thread of the communicator's own.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mccs::{Client, Communicator, Error, Group, Stream};
+use pyo3::prelude::*;
 
 use crate::agreement;
 use crate::operation::{Call, Kind, Operation};
+use crate::process::OfProcess;
 use crate::slots::{Counters, Place, SLOT_BYTES, SLOTS, Slots, piece_count, spans_of};
 
 /// How long a wait goes on before it looks for signals and time-outs.
@@ -40,6 +42,17 @@ pub(crate) struct Lane {
     pub(crate) counters: Counters,
 }
 
+/// Lanes of this process' communicators that may be open.
+static OPEN: Mutex<Vec<OfProcess<Weak<Lane>>>> = Mutex::new(Vec::new());
+
+/// Closes this process' communicators, as it ends: a rank that has ended its calls is not missed by those that have not.
+#[pyfunction]
+pub(crate) fn close_all(py: Python<'_>) {
+    let open = std::mem::take(&mut *locked(&OPEN));
+    let lanes = open.iter().filter_map(|lane| lane.here()?.upgrade());
+    lanes.for_each(|lane| py.detach(|| lane.close()));
+}
+
 /// Why a wait ended.
 pub(crate) enum Waited {
     Ended(Result<(), Error>),
@@ -56,7 +69,12 @@ impl Lane {
     pub(crate) fn new(client: Client, comm: Communicator) -> Arc<Self> {
         let slots = Mutex::new(Slots::new(&client));
         let (queue, wake, counters) = (Mutex::default(), Condvar::new(), Counters::default());
-        Arc::new(Lane { client, comm, slots, queue, wake, counters })
+        let lane = Arc::new(Lane { client, comm, slots, queue, wake, counters });
+        let mut open = locked(&OPEN);
+        open.retain(|other| other.here().is_some_and(|other| other.strong_count() > 0));
+        open.push(OfProcess::new(Arc::downgrade(&lane)));
+        drop(open);
+        lane
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -169,12 +187,16 @@ impl Lane {
             Some(operation) => operation.end(outcome.map_err(|error| self.in_words(error, &operation))),
             None => outcome?,
         }
+        if self.is_closed() {
+            self.leave_if_idle();
+        }
         Ok(true)
     }
 
     /// Takes results of slots whose streams have ended.
     fn finish_ended(&self) {
-        for index in 0..SLOTS {
+        let slots = self.slots().len();
+        for index in 0..slots {
             let work = self.slots().work(index);
             if let Some((place, stream)) = work {
                 // The operation tells of a failure.
@@ -250,6 +272,8 @@ impl Lane {
                 if queue.is_closed {
                     // Operations that have begun without it, and are asked for later, have another.
                     queue.thread = None;
+                    drop(queue);
+                    self.leave_if_idle();
                     return;
                 }
                 queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -322,8 +346,8 @@ impl Lane {
         self.comm.abort()
     }
 
-    /// No further calls; the thread ends when it has carried out those that were made.
-    /// It holds the communicator until then: one with nothing to do is waited for, so that a process that ends now has left before.
+    /// No further calls; the thread ends when it has carried out those that were made. The rank leaves when all have ended: at once
+    /// where they have, so that a process that ends now has left before.
     pub(crate) fn close(&self) {
         let mut queue = locked(&self.queue);
         queue.is_closed = true;
@@ -334,6 +358,20 @@ impl Lane {
         if let Some(thread) = thread {
             // It has no panic to tell of: it waited.
             let _ = thread.join();
+        }
+        if is_idle {
+            self.finish_ended();
+            self.leave_if_idle();
+        }
+    }
+
+    /// Leaves the communicator, which has been closed, if no call is under way. Handles of calls that have ended may stay.
+    fn leave_if_idle(&self) {
+        let queue = locked(&self.queue);
+        let is_idle = queue.tasks.is_empty() && !queue.is_busy && self.slots().are_idle();
+        drop(queue);
+        if is_idle {
+            self.comm.leave_later();
         }
     }
 }

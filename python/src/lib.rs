@@ -32,5 +32,6 @@ fn _mccs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::PyGroup>()?;
     module.add_function(wrap_pyfunction!(session::unique_id, module)?)?;
     module.add_function(wrap_pyfunction!(mpi::mpi_serve, module)?)?;
+    module.py().import("atexit")?.call_method1("register", (wrap_pyfunction!(lane::close_all, module)?,))?;
     Ok(())
 }

@@ -175,6 +175,16 @@ impl Slots {
         Ok(self.slots.len() - 1)
     }
 
+    /// Number of slots.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether none does anything.
+    pub(crate) fn are_idle(&self) -> bool {
+        self.slots.iter().all(|slot| slot.held.is_none())
+    }
+
     /// A slot's work, and its stream.
     pub(crate) fn work(&self, index: usize) -> Option<(Place, Stream)> {
         let slot = self.slots.get(index)?;

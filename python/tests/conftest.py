@@ -152,7 +152,11 @@ def ranks(socket: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
         unique_id = mccs.unique_id()
 
         def joined(rank: int, nranks: int, *arguments: Any) -> Any:
-            return function(mccs.init(unique_id, rank, nranks), *arguments)
+            comm = mccs.init(unique_id, rank, nranks)
+            result = function(comm, *arguments)
+            # The process ends at once, with what it holds.
+            comm.close()
+            return result
 
         return run(joined, nranks, *arguments)
 

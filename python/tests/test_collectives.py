@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mccs
-from conftest import run
+from conftest import WATCHDOG_S, run
+from mccs.operator import Operator
 
 #: Elements of a part: none, one, one piece, and several with a rest.
 COUNTS = [0, 1, 1000, 700_001]
@@ -430,6 +434,38 @@ def closed(comm: mccs.Communicator) -> None:
 
 def test_a_closed_communicator_takes_no_call(ranks) -> None:
     ranks(closed, 2)
+
+
+#: Rank 1: it ends with a communicator that nothing drops, as libraries in C keep them.
+ENDS_WITH_HANDLES = """
+import ctypes, sys, mccs, numpy
+comm = mccs.init(sys.argv[1], 1, 2)
+array = numpy.full(10, 2, numpy.float32)
+operation = comm.all_reduce(array, blocking=False)
+operation.wait()
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
+"""
+
+
+def outlasts_the_other(_rank: int, _nranks: int, unique_id: str, socket: Path) -> None:
+    """Rank 0 looks at its call when rank 1's process has ended."""
+    other = subprocess.Popen([sys.executable, "-c", ENDS_WITH_HANDLES, unique_id])
+    comm, array = mccs.init(unique_id, 0, 2), np.ones(10, np.float32)
+    operation = comm.all_reduce(array, blocking=False)
+    assert other.wait(WATCHDOG_S) == 0
+    operator, end = Operator(socket.with_name("mccs-control.sock")), time.monotonic() + WATCHDOG_S
+    while any(session["pid"] == other.pid for session in operator.sessions()):
+        assert time.monotonic() < end, "the service does not see that rank 1 has ended"
+    operation.wait()
+    assert (array == 3).all()
+    # Not that it has gone, which fails what others have still to look at.
+    with pytest.raises(mccs.Error, match="rank 1 has left"):
+        comm.all_reduce(array)
+
+
+def test_a_process_that_ends_leaves_its_communicators(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCCS_SOCKET", str(socket))
+    run(outlasts_the_other, 1, mccs.unique_id(), socket)
 
 
 def left_by_an_exception(comm: mccs.Communicator, other_id: str) -> None:

@@ -372,6 +372,16 @@ impl Communicator {
         self.client.0.has_left(self.shared.handle);
         left.map(drop)
     }
+
+    /// As [`Communicator::leave`], without waiting: a rank with work outstanding must not hang here. The service hears of it before it
+    /// hears that the process has ended.
+    #[doc(hidden)]
+    pub fn leave_later(&self) {
+        if !self.shared.left.swap(true, Ordering::AcqRel) && self.client.0.settle_comm(&self.shared).is_ok() {
+            self.client.0.requests.send_and_forget(Request::DestroyComm { comm: self.shared.handle });
+            self.client.0.has_left(self.shared.handle);
+        }
+    }
 }
 
 /// The collectives of a communicator in host memory, but for the barrier, which has no buffers.
@@ -424,10 +434,6 @@ collectives! {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !self.shared.left.swap(true, Ordering::AcqRel) && self.client.0.settle_comm(&self.shared).is_ok() {
-            // Without waiting: a rank that drops its communicator with work outstanding must not hang here.
-            self.client.0.requests.send_and_forget(Request::DestroyComm { comm: self.shared.handle });
-            self.client.0.has_left(self.shared.handle);
-        }
+        self.leave_later();
     }
 }

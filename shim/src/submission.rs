@@ -31,14 +31,15 @@ pub(crate) struct Submission {
 struct Order {
     /// Rounds begun.
     rounds: u64,
-    /// The last operation that the service was given, if it may still run.
+    /// The last collective that the service was given, if it may still run. Earlier ones end before it does; messages take no part in
+    /// the order.
     last: Option<(Weak<StreamShared>, u64)>,
     /// The stream on which a round was last left pending.
     pending_on: Weak<StreamShared>,
 }
 
 impl Order {
-    /// Whether everything that the service was given has ended.
+    /// Whether all collectives that the service was given have ended.
     fn is_idle(&mut self) -> bool {
         let runs = |(stream, ticket): &(Weak<StreamShared>, u64)| {
             !stream.upgrade().is_some_and(|stream| stream.has_ended(*ticket))
@@ -208,7 +209,9 @@ impl Inner {
         command.ticket = stream.next_ticket();
         self.push(submission, &command)?;
         stream.enqueued(command.ticket, comm.handle);
-        submission.order(comm).last = Some((stream.weak(), command.ticket));
+        if command.opcode == Opcode::Collective as u32 {
+            submission.order(comm).last = Some((stream.weak(), command.ticket));
+        }
         Ok(())
     }
 

@@ -21,8 +21,11 @@ impl Dice {
     }
 }
 
-/// The calls that all ranks make, in order, with the stream of each.
-fn program(seed: u64, nranks: u32, length: usize) -> Vec<(Call, usize)> {
+/// A call that all ranks make, its stream, and whether each rank sends a message to the next one behind it.
+type Step = (Call, usize, bool);
+
+/// The calls that all ranks make, in order.
+fn program(seed: u64, nranks: u32, length: usize) -> Vec<Step> {
     let mut dice = Dice(seed);
     let mut pick = |sides: usize| dice.roll(sides as u64) as usize;
     let call = |_| {
@@ -31,20 +34,60 @@ fn program(seed: u64, nranks: u32, length: usize) -> Vec<(Call, usize)> {
         let count = [0, 1, 5, 60, 70, 900][pick(6)];
         let call =
             Call { kind, dtype, redop, root: pick(nranks as usize) as u32, count, nranks, seed: pick(1 << 30) as u64 };
-        (call, pick(2))
+        (call, pick(2), pick(3) == 0)
     };
     (0..length).map(call).collect()
 }
 
+/// A word for each step that a rank sends to the next one, and one that it gets from the one before, on a stream of their own.
+struct Messages {
+    stream: mccs::Stream,
+    memory: mccs::Region,
+    steps: usize,
+}
+
+impl Messages {
+    fn new(rank: &Rank, steps: usize) -> Self {
+        let memory = rank.client.allocate(16 * steps as u64).expect("memory");
+        // SAFETY: nothing is in flight on new memory.
+        let words = unsafe { memory.slice_mut::<u64>(0..steps) }.expect("a word for each step");
+        (0u64..).zip(words).for_each(|(at, word)| *word = Self::word(rank.comm.rank(), at));
+        Messages { stream: rank.client.create_stream().expect("a stream"), memory, steps }
+    }
+
+    fn word(rank: u32, step: u64) -> u64 {
+        Dice(step << 8 | u64::from(rank)).roll(u64::MAX)
+    }
+
+    fn pass_on(&self, rank: &Rank, step: usize) {
+        let (me, nranks) = (rank.comm.rank(), rank.comm.nranks());
+        let (from, to) = (self.memory.at(8 * step as u64), self.memory.at(8 * (self.steps + step) as u64));
+        let group = mccs::Group::begin();
+        rank.comm.send(from, 1, DataType::U64, (me + 1) % nranks, &self.stream).expect("collected");
+        rank.comm.recv(to, 1, DataType::U64, (me + nranks - 1) % nranks, &self.stream).expect("collected");
+        group.end().expect("enqueued");
+    }
+
+    fn check(&self, rank: &Rank, program: &[Step]) {
+        self.stream.synchronize().expect("completed");
+        // SAFETY: all has ended.
+        let got = unsafe { self.memory.slice::<u64>(self.steps..2 * self.steps) }.expect("a word for each step");
+        let before = (rank.comm.rank() + rank.comm.nranks() - 1) % rank.comm.nranks();
+        for ((step, word), (.., has_message)) in (0u64..).zip(got).zip(program) {
+            assert!(!has_message || *word == Self::word(before, step), "message {step} is another");
+        }
+    }
+}
+
 /// Runs a program, each rank at its own pace; returns the calls that came out wrong.
-fn run(rank: &Rank, program: &[(Call, usize)], pace: u64) -> Vec<Call> {
+fn run(rank: &Rank, program: &[Step], pace: u64) -> Vec<Call> {
     let me = rank.comm.rank();
     let streams = [rank.stream.clone(), rank.client.create_stream().expect("a stream")];
     let mut dice = Dice(pace);
     let mut pick = |sides: u64| dice.roll(sides);
     let regions: Vec<_> = program
         .iter()
-        .map(|(call, _)| {
+        .map(|(call, ..)| {
             let (input, size) = (call.input(me), call.dtype.size_bytes());
             let recv_at = input.len().next_multiple_of(64);
             let memory = rank.client.allocate((recv_at + call.recv_count(me) * size).max(1) as u64).expect("memory");
@@ -61,7 +104,8 @@ fn run(rank: &Rank, program: &[(Call, usize)], pace: u64) -> Vec<Call> {
     let start = unsafe { &mut chain.as_mut_slice()[..8] };
     start.copy_from_slice(&u64::from(me + 1).to_le_bytes());
     let mut expected = u64::from(me + 1);
-    for ((call, stream), (memory, recv_at)) in program.iter().zip(&regions) {
+    let messages = Messages::new(rank, program.len());
+    for (at, ((call, stream, has_message), (memory, recv_at))) in program.iter().zip(&regions).enumerate() {
         let stream = &streams[*stream];
         let group = (pick(8) == 0).then(mccs::Group::begin);
         call.enqueue(&rank.comm, memory.at(0), memory.at(*recv_at as u64), stream).expect("enqueued");
@@ -75,6 +119,9 @@ fn run(rank: &Rank, program: &[(Call, usize)], pace: u64) -> Vec<Call> {
         let nranks = u64::from(call.nranks);
         let is_first = expected == u64::from(me + 1) && std::ptr::eq(call, &raw const program[0].0);
         expected = if is_first { nranks * (nranks + 1) / 2 } else { expected.wrapping_mul(nranks) };
+        if *has_message {
+            messages.pass_on(rank, at);
+        }
         match pick(6) {
             0 => stream.synchronize().expect("completed"),
             1 => while !stream.query().expect("no failure") {},
@@ -87,15 +134,16 @@ fn run(rank: &Rank, program: &[(Call, usize)], pace: u64) -> Vec<Call> {
         }
     }
     streams.iter().for_each(|stream| stream.synchronize().expect("completed"));
+    messages.check(rank, program);
     // SAFETY: all work has ended.
     assert_eq!(unsafe { chain.as_slice() }[..8], expected.to_le_bytes(), "operations overtook each other");
-    let is_wrong = |((call, _), (memory, recv_at)): &(&(Call, usize), &(mccs::Region, usize))| {
+    let is_wrong = |((call, ..), (memory, recv_at)): &(&Step, &(mccs::Region, usize))| {
         // SAFETY: all work has ended.
         let bytes = unsafe { memory.as_slice() };
         let recv_bytes = call.recv_count(me) * call.dtype.size_bytes();
         call.wrong_elements(me, &bytes[*recv_at..*recv_at + recv_bytes]) > 0
     };
-    program.iter().zip(&regions).filter(is_wrong).map(|((call, _), _)| *call).collect()
+    program.iter().zip(&regions).filter(is_wrong).map(|((call, ..), _)| *call).collect()
 }
 
 #[test]
@@ -109,6 +157,40 @@ fn any_mixture_gives_the_same_results() {
         let wrong = service.ranks(0, nranks, |rank| run(&rank, &program, seed * 100 + u64::from(rank.comm.rank())));
         assert!(wrong.iter().all(Vec::is_empty), "MCCS_SEED={seed} repeats this; wrong by rank: {wrong:?}");
     }
+}
+
+/// Messages that end between rounds do not hide that a round has not: rank 1's third waits for its first, which rank 0 has not called.
+#[test]
+fn rounds_wait_for_rounds_whatever_messages_end_between() {
+    let service = TestService::start(SETTINGS);
+    service.ranks(0, 2, |rank| {
+        let me = rank.comm.rank();
+        let memory = rank.client.allocate(4 * 64).expect("memory");
+        // SAFETY: nothing is in flight on new memory.
+        let words = unsafe { memory.slice_mut::<u64>(0..4) }.expect("four words");
+        words.copy_from_slice(&[1, 10, 100, 0].map(|word| word << (8 * me)));
+        let streams: Vec<_> = (0..3).map(|_| rank.client.create_stream().expect("a stream")).collect();
+        let round = |at: usize| {
+            let place = memory.at(8 * at as u64);
+            rank.comm.all_reduce(place, place, 1, DataType::U64, RedOp::Sum, &streams[at]).expect("enqueued");
+        };
+        for at in 0..3 {
+            if me == 1 {
+                round(at);
+                rank.comm.send(memory.at(24), 1, DataType::U64, 0, &rank.stream).expect("enqueued");
+            } else {
+                rank.comm.recv(memory.at(24), 1, DataType::U64, 1, &rank.stream).expect("enqueued");
+            }
+            rank.stream.synchronize().expect("completed");
+        }
+        if me == 0 {
+            (0..3).for_each(round);
+        }
+        streams.iter().for_each(|stream| stream.synchronize().expect("completed"));
+        // SAFETY: all has ended.
+        let words = unsafe { memory.slice::<u64>(0..3) }.expect("three words");
+        assert_eq!(words, [1, 10, 100].map(|word| word + (word << 8)));
+    });
 }
 
 /// A rank that has called, and does nothing else, keeps nobody waiting.
