@@ -21,6 +21,7 @@ mod link;
 mod logs;
 mod outbox;
 mod process;
+mod quickstart;
 mod reach;
 mod run;
 mod signals;
@@ -38,6 +39,7 @@ use clap_complete::Shell;
 use mccs_config::JobFile;
 use mccs_config::job::Host;
 
+use crate::quickstart::tour::Tour;
 use crate::spec::Plan;
 
 /// Nothing was started: the file, the command line or the host is at fault.
@@ -80,6 +82,12 @@ enum Command {
         /// The job file.
         file: PathBuf,
     },
+    /// Start a service and a job of two ranks on this machine, show what the operator sees of them, and end all.
+    Quickstart {
+        /// Under `cargo run`, do not build the workspace's other executables first.
+        #[arg(long)]
+        no_build: bool,
+    },
     /// Print completions for a shell.
     Completions {
         /// Which shell.
@@ -88,6 +96,9 @@ enum Command {
     /// Internal: starts processes on a host for the launcher that its standard input and output lead to.
     #[command(hide = true)]
     Agent,
+    /// Internal: what `quickstart` shows while its job runs.
+    #[command(hide = true)]
+    Tour(Tour),
     /// Internal: ends an agent's processes when the agent is gone.
     #[command(hide = true)]
     Guard {
@@ -101,6 +112,8 @@ fn main() -> ExitCode {
         Command::Run { file, dry_run: true, json, .. } | Command::Plan { file, json } => show(&file, json).map(|()| 0),
         Command::Run { file, json, no_build, .. } => start(&file, json, no_build),
         Command::Check { file } => check(&file).map(|()| 0),
+        Command::Quickstart { no_build } => quickstart::run(no_build),
+        Command::Tour(tour) => tour.run().map(|()| 0),
         Command::Completions { shell } => completions(shell).map(|()| 0),
         Command::Agent => agent::serve(),
         Command::Guard { runtime_dir } => guard::watch(&runtime_dir).map(|()| 0),

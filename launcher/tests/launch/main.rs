@@ -2,6 +2,7 @@
 
 mod end;
 mod hosts;
+mod quickstart;
 mod real;
 mod run;
 mod support;
