@@ -3,7 +3,7 @@
 //! The service maps files that hostile processes hold. It takes only memfds that cannot shrink, so that no access to a
 //! mapping can ever raise SIGBUS; their contents may change at any time, and are only touched through raw pointers.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -54,7 +54,23 @@ fn os(what: &'static str) -> impl FnOnce(Errno) -> ShmError {
     move |errno| ShmError::Os { what, errno }
 }
 
-/// A shared, writable mapping of a memfd, unmapped on drop.
+/// Rights of a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Reads,
+    Writes,
+}
+
+impl Access {
+    fn protection(self) -> libc::c_int {
+        match self {
+            Access::Reads => libc::PROT_READ,
+            Access::Writes => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// A shared mapping of a memfd, unmapped on drop. Writable, but for [`Mapping::map_to_read`].
 #[derive(Debug)]
 pub struct Mapping {
     base: *mut u8,
@@ -74,11 +90,25 @@ impl Mapping {
     /// # Errors
     /// [`ShmError::BadLength`] or [`ShmError::Os`].
     pub fn create(name: &str, bytes: u64) -> Result<(OwnedFd, Self), ShmError> {
+        Self::create_sealed(name, bytes, SealFlag::empty())
+    }
+
+    /// As [`Mapping::create`], for memory that this process alone writes. Whoever is handed the descriptor only reads: by
+    /// [`Mapping::map_to_read`]. The kernel refuses it to map for writing, write, or free pages.
+    ///
+    /// # Errors
+    /// [`ShmError::BadLength`] or [`ShmError::Os`]: kernels before Linux 5.1 have no such seal.
+    pub fn create_for_readers(name: &str, bytes: u64) -> Result<(OwnedFd, Self), ShmError> {
+        Self::create_sealed(name, bytes, SealFlag::from_bits_retain(libc::F_SEAL_FUTURE_WRITE))
+    }
+
+    fn create_sealed(name: &str, bytes: u64, more: SealFlag) -> Result<(OwnedFd, Self), ShmError> {
         let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).map_err(os("make a memfd"))?;
         let length = libc::off_t::try_from(bytes).map_err(|_| ShmError::BadLength(bytes))?;
         nix::unistd::ftruncate(&fd, length).map_err(os("size a memfd"))?;
-        seal(&fd)?;
-        let mapping = Self::map(std::os::fd::AsFd::as_fd(&fd), bytes)?;
+        // Mapped first: a seal against writes in future leaves this mapping as it is.
+        let mapping = Self::map_checked(fd.as_fd(), len_bytes_of(bytes)?, Access::Writes)?;
+        seal_with(&fd, more)?;
         Ok((fd, mapping))
     }
 
@@ -87,18 +117,29 @@ impl Mapping {
     /// # Errors
     /// A refusal of anything that could change under our feet in a way that matters, or the kernel's.
     pub fn map(fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, ShmError> {
-        let len_bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0 && *bytes <= isize::MAX as usize / 2);
-        let len_bytes = len_bytes.ok_or(ShmError::BadLength(bytes))?;
+        Self::map_as(fd, bytes, Access::Writes)
+    }
+
+    /// Maps the first `bytes` of a memfd that somebody else writes. To write through this mapping ends the process.
+    ///
+    /// # Errors
+    /// As [`Mapping::map`]; a seal against writing is welcome here.
+    pub fn map_to_read(fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, ShmError> {
+        Self::map_as(fd, bytes, Access::Reads)
+    }
+
+    fn map_as(fd: BorrowedFd<'_>, bytes: u64, access: Access) -> Result<Self, ShmError> {
+        let len_bytes = len_bytes_of(bytes)?;
         let filesystem = nix::sys::statfs::fstatfs(fd).map_err(os("look at the memfd"))?;
         if filesystem.filesystem_type() != nix::sys::statfs::TMPFS_MAGIC {
             return Err(ShmError::NotMemfd);
         }
-        check_seals(fd)?;
+        check_seals(fd, access)?;
         let actual = fstat(fd).map_err(os("look at the memfd"))?.st_size as u64;
         if actual < bytes {
             return Err(ShmError::TooShort { actual, wanted: bytes });
         }
-        Self::map_checked(fd, len_bytes)
+        Self::map_checked(fd, len_bytes, access)
     }
 
     /// The same of a memfd that others have: they can seal it no further from then on, so that whoever has its descriptor can map it again.
@@ -114,11 +155,11 @@ impl Mapping {
             Err(errno) => return Err(os("seal a memfd")(errno)),
         }
         // They may have sealed it meanwhile.
-        check_seals(fd)?;
+        check_seals(fd, Access::Writes)?;
         Ok(mapping)
     }
 
-    fn map_checked(fd: BorrowedFd<'_>, len_bytes: usize) -> Result<Self, ShmError> {
+    fn map_checked(fd: BorrowedFd<'_>, len_bytes: usize, access: Access) -> Result<Self, ShmError> {
         let huge = len_bytes >= HUGE_PAGE_BYTES;
         // Huge pages need file offset and address to agree modulo their size: reserve more, and map in the middle.
         let mapped_bytes = if huge { len_bytes + HUGE_PAGE_BYTES } else { len_bytes };
@@ -144,7 +185,7 @@ impl Mapping {
             libc::mmap(
                 start.cast(),
                 len_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
+                access.protection(),
                 libc::MAP_SHARED | libc::MAP_FIXED,
                 fd.as_raw_fd(),
                 0,
@@ -208,14 +249,20 @@ impl Drop for Mapping {
     }
 }
 
-/// Whether a memfd cannot shrink, and can be mapped and written.
-fn check_seals(fd: BorrowedFd<'_>) -> Result<(), ShmError> {
+/// A length that can be mapped.
+fn len_bytes_of(bytes: u64) -> Result<usize, ShmError> {
+    let len_bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0 && *bytes <= isize::MAX as usize / 2);
+    len_bytes.ok_or(ShmError::BadLength(bytes))
+}
+
+/// Whether a memfd cannot shrink, and can be mapped with this access.
+fn check_seals(fd: BorrowedFd<'_>, access: Access) -> Result<(), ShmError> {
     let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map_err(|_| ShmError::NotMemfd)?;
     if seals & libc::F_SEAL_SHRINK == 0 {
         return Err(ShmError::NotSealed);
     }
     let is_read_only = seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0;
-    if is_read_only { Err(ShmError::ReadOnly) } else { Ok(()) }
+    if is_read_only && access == Access::Writes { Err(ShmError::ReadOnly) } else { Ok(()) }
 }
 
 /// Whether every page of the first `bytes` of a memfd is there: then who maps it makes none, and is charged for none.
@@ -251,14 +298,18 @@ pub fn give_back(fd: &OwnedFd) {
 /// # Errors
 /// The kernel's refusal.
 pub fn seal(fd: &OwnedFd) -> Result<(), ShmError> {
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    seal_with(fd, SealFlag::empty())
+}
+
+fn seal_with(fd: &OwnedFd, more: SealFlag) -> Result<(), ShmError> {
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL | more;
     fcntl(fd, FcntlArg::F_ADD_SEALS(seals)).map_err(os("seal a memfd"))?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::AsFd as _;
 
     use super::*;
 
@@ -330,6 +381,37 @@ mod tests {
         nix::unistd::ftruncate(&fd, 4096).expect("size");
         add(&fd, SealFlag::F_SEAL_SHRINK | future).expect("sealed");
         assert!(matches!(Mapping::map_of_others(fd.as_fd(), 4096), Err(ShmError::ReadOnly)));
+    }
+
+    /// By each way to write that a descriptor has, also one that was opened anew.
+    #[test]
+    fn memory_for_readers_is_written_by_its_maker_alone() {
+        const BYTES: u64 = 2 * 4096;
+        let (fd, own) = Mapping::create_for_readers("test", BYTES).expect("create");
+        let reader = Mapping::map_to_read(fd.as_fd(), BYTES).expect("maps");
+        // SAFETY: both pointers are inside their mappings, and nobody else uses them.
+        unsafe {
+            own.as_ptr().write(42);
+            assert_eq!(reader.as_ptr().read(), 42);
+        }
+        assert!(matches!(Mapping::map(fd.as_fd(), BYTES), Err(ShmError::ReadOnly)));
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let again = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("opens");
+        for fd in [fd.as_fd(), again.as_fd()] {
+            let writes = Mapping::map_checked(fd, BYTES as usize, Access::Writes);
+            assert!(matches!(writes, Err(ShmError::Os { errno: Errno::EPERM, .. })), "{writes:?}");
+            assert_eq!(nix::unistd::write(fd, &[1]), Err(Errno::EPERM));
+            assert_eq!(nix::unistd::ftruncate(fd, 0), Err(Errno::EPERM));
+            assert_eq!(fcntl(fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)), Err(Errno::EPERM));
+        }
+        // SAFETY: the range is the reader's mapping, of which nothing is accessed meanwhile.
+        let widened = unsafe { libc::mprotect(reader.as_ptr().cast(), 4096, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!((widened, Errno::last()), (-1, Errno::EACCES));
+        // Its pages stay.
+        reader.give_back();
+        give_back(&fd);
+        // SAFETY: as above.
+        assert_eq!(unsafe { reader.as_ptr().read() }, 42);
     }
 
     #[test]

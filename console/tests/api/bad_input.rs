@@ -6,7 +6,9 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use mccs_control::{Chunk, ControlAnswer, ControlRequest, call};
+use mccs_control::{Chunk, ControlAnswer, ControlRequest, call, call_for_memory};
+use mccs_ipc::records::RecordReader;
+use mccs_ipc::shm::{Mapping, ShmError};
 use mccs_tenants::close_promptly;
 use mccs_tests::TestService;
 use nix::libc;
@@ -227,4 +229,25 @@ fn what_lingers_at_the_observers_socket_stops_nobody() {
         assert!(matches!(call(path, &ControlRequest::Sessions), Ok(ControlAnswer::Sessions(_))));
     }
     drop((readers, reader));
+}
+
+/// Rings of records lie in memory that the service writes: whoever reads a trace cannot change what others read.
+#[test]
+fn observers_write_into_no_ring_of_records() {
+    let service = TestService::start("[observers]\nusers = [12345]\n");
+    let path = service.control_socket().with_file_name("mccs-observers.sock");
+    let begun = call(&path, &ControlRequest::Trace { duration_ms: 60_000 }).expect("an answer");
+    let ControlAnswer::Tracing(begun) = begun else { panic!("{begun:?}") };
+    assert!(!begun.rings.is_empty());
+    for ring in begun.rings {
+        let (_, memory) = call_for_memory(&path, &ControlRequest::TraceRing { ring: ring.ring }).expect("an answer");
+        let Some(memory) = memory else { continue };
+        let reader = RecordReader::map(memory.as_fd()).expect("it is read");
+        let next = reader.next();
+        assert!(matches!(Mapping::map(memory.as_fd(), 4096), Err(ShmError::ReadOnly)));
+        let zeros = vec![0; 64 << 10];
+        assert_eq!(nix::sys::uio::pwrite(&memory, &zeros, 0), Err(nix::errno::Errno::EPERM));
+        mccs_ipc::shm::give_back(&memory);
+        assert!(reader.next() >= next && RecordReader::map(memory.as_fd()).is_ok(), "{}: it is whole", ring.engine);
+    }
 }

@@ -92,10 +92,10 @@ impl Memory {
         Ok(memory)
     }
 
-    /// A ring that somebody else has made.
+    /// A ring that somebody else has made, to read alone.
     pub(super) fn map(fd: BorrowedFd<'_>) -> Result<Self, RecordsError> {
         // How long it is, it says itself; the mapping checks that so much is there.
-        let head = Mapping::map(fd, size_of::<Header>() as u64)?;
+        let head = Mapping::map_to_read(fd, size_of::<Header>() as u64)?;
         let header = head.at::<Header>(0, 1).ok_or(RecordsError::NotRecords)?;
         // SAFETY: it lies aligned in `head`, which lives to the end of this function; atomics of any bits are valid.
         let header = unsafe { &*header };
@@ -109,7 +109,7 @@ impl Memory {
         if !capacity.is_power_of_two() || capacity > CAPACITY_MAX {
             return Err(RecordsError::BadCapacity(capacity));
         }
-        Self::over(Mapping::map(fd, records_bytes(capacity))?, capacity)
+        Self::over(Mapping::map_to_read(fd, records_bytes(capacity))?, capacity)
     }
 
     pub(super) fn header(&self) -> &Header {

@@ -10,7 +10,8 @@
 //! whom the writer laps knows that it has read nothing. The meaning of a record's words is its writer's affair, who changes
 //! [`VERSION`] when that changes: a reader of another version refuses the ring.
 //!
-//! The reader is the operator's, whom the service trusts with far more; still the writer takes nothing from the memory that it
+//! Readers are operators and observers. The service makes a ring by [`Mapping::create_for_readers`], so that the kernel refuses
+//! readers every write: an observer cannot change what another one reads. Still the writer takes nothing from the memory that it
 //! shares, and a reader bounds all that it finds there. Deliberately absent: any word from reader to writer.
 
 mod memory;
@@ -67,7 +68,7 @@ pub struct RecordWriter {
 }
 
 impl RecordWriter {
-    /// Makes a ring in fresh memory of [`records_bytes`].
+    /// Makes a ring in fresh memory of [`records_bytes`], of [`Mapping::create_for_readers`] if it is handed out.
     ///
     /// # Errors
     /// [`RecordsError::BadCapacity`].

@@ -7,7 +7,7 @@ use super::*;
 const CAPACITY: u64 = 1024;
 
 fn ring() -> (OwnedFd, RecordWriter) {
-    let (fd, mapping) = Mapping::create("records", records_bytes(CAPACITY)).expect("memory");
+    let (fd, mapping) = Mapping::create_for_readers("records", records_bytes(CAPACITY)).expect("memory");
     (fd, RecordWriter::new(mapping, CAPACITY).expect("a ring"))
 }
 
@@ -83,7 +83,7 @@ fn a_count_that_cannot_be_is_bounded() {
     let (fd, writer) = ring();
     writer.push(&record(0));
     let reader = RecordReader::map(fd.as_fd()).expect("a ring");
-    reader.memory.header().next.store(u64::MAX, Ordering::Relaxed);
+    writer.memory.header().next.store(u64::MAX, Ordering::Relaxed);
     let mut got = Vec::new();
     assert_eq!(reader.read(0, &mut got), Read { next: u64::MAX, lost: u64::MAX });
     assert!(got.is_empty());

@@ -146,7 +146,7 @@ impl Ring {
         if self.memory.get().is_some() {
             return;
         }
-        let made = Mapping::create("mccs-records", records_bytes(RING_RECORDS))
+        let made = Mapping::create_for_readers("mccs-records", records_bytes(RING_RECORDS))
             .map_err(|error| error.to_string())
             .and_then(|(fd, mapping)| match RecordWriter::new(mapping, RING_RECORDS) {
                 Ok(writer) => Ok((fd, writer)),
