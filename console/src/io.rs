@@ -87,6 +87,10 @@ impl Io {
     /// Waits on, or not any more.
     fn wait<T>(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<T>> {
         ready!(self.deadline.as_mut().poll(cx));
+        if self.stage.get() == WRITING {
+            // The kernel would keep the rest of the answer for as long as the peer is there, and takes a byte now and then.
+            let _ = self.stream.set_zero_linger();
+        }
         Poll::Ready(Err(std::io::ErrorKind::TimedOut.into()))
     }
 

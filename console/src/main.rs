@@ -54,7 +54,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     runtime.block_on(async {
-        let server = Server::listen(&config.console).await?;
+        let server = Server::listen(&config.console)?;
         let address = server.address()?;
         tracing::info!(%address, service = %config.console.socket.display(), "listening");
         if !address.ip().to_canonical().is_loopback() {

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use mccs_config::console::ConsoleSection;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::desk::Desk;
 use crate::gate::Gate;
@@ -25,6 +25,10 @@ const CONNECTIONS_OF_ADDRESS_MAX: usize = 96;
 const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Headers of a request.
 const HEADERS_MAX: usize = 64;
+/// Bytes of answers that the kernel keeps for a peer that takes none, doubled by it. Otherwise that is some megabytes a connection.
+const SEND_BUFFER_BYTES: u32 = 128 << 10;
+/// Connections that wait to be taken.
+const BACKLOG: u32 = 1024;
 /// Pause when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -40,9 +44,8 @@ impl Server {
     ///
     /// # Errors
     /// The kernel's refusal of the address.
-    pub async fn listen(config: &ConsoleSection) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(config.listen.0).await;
-        let listener = listener.with_context(|| format!("cannot listen on {}", config.listen.0))?;
+    pub fn listen(config: &ConsoleSection) -> anyhow::Result<Self> {
+        let listener = listen_on(config.listen.0).with_context(|| format!("cannot listen on {}", config.listen.0))?;
         let handler = Handler::new(Gate::new(&config.names), Desk::new(config.socket.clone()));
         Ok(Server { listener, handler: Arc::new(handler), room: Arc::default() })
     }
@@ -72,6 +75,15 @@ impl Server {
             }
         }
     }
+}
+
+/// Connections have its send buffer.
+fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 async fn serve(stream: TcpStream, handler: Arc<Handler>, place: Place) {

@@ -7,6 +7,8 @@ use std::process::Command;
 
 #[path = "documents/files.rs"]
 mod files;
+#[path = "documents/manifests.rs"]
+mod manifests;
 #[path = "documents/subjects.rs"]
 mod subjects;
 
