@@ -48,7 +48,7 @@ class Call:
         self.before, self.after = (me - 1) % n, (me + 1) % n
 
     def make(self, comm: mccs.Communicator, is_blocking: bool, has_group: bool) -> list[mccs.Operation]:
-        """Makes it. What goes on is returned."""
+        """Makes it, and returns what goes on."""
         if self.kind == "messages":
             if has_group:
                 with mccs.group():
