@@ -1,15 +1,16 @@
 //! `slurm.toml`: which tenant a Slurm job is, by its account and QOS.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::job_terms::JobTerms;
 use crate::limits;
+use crate::policy::PolicyFile;
 use crate::service::{CONTROL_SOCKET, TENANT_SOCKET, TENANTS_FOLDER, TenantConfig};
 use crate::units::DurationText;
-use crate::validate::{Problems, Validate};
+use crate::validate::{Problems, Validate, nearest};
 
 /// A whole `slurm.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +118,31 @@ impl SlurmFile {
     #[must_use]
     pub fn refusal(&self, id: u64) -> PathBuf {
         self.state_dir.join(format!("{id}.refused"))
+    }
+
+    /// The tenants of `policy.toml` that this file names, each with the key that does: an account without `tenant` names its own.
+    fn rules(&self) -> impl Iterator<Item = (String, &str)> {
+        let default =
+            self.default.iter().filter_map(|terms| Some(("default.tenant".to_owned(), terms.tenant.as_deref()?)));
+        let accounts = self.account.iter().map(|(account, terms)| match &terms.tenant {
+            Some(tenant) => (format!("account.{account}.tenant"), tenant.as_str()),
+            None => (format!("account.{account}"), account.as_str()),
+        });
+        let qos =
+            self.qos.iter().filter_map(|(qos, terms)| Some((format!("qos.{qos}.tenant"), terms.tenant.as_deref()?)));
+        default.chain(accounts).chain(qos)
+    }
+
+    /// Tenants here that a policy says nothing about, in words: they may be mistyped. Nothing, if the policy names no tenant at all.
+    #[must_use]
+    pub fn strangers(&self, policy: &PolicyFile) -> Vec<String> {
+        let known: BTreeSet<&str> = policy.tenants_named().collect();
+        let unknown = self.rules().filter(|(_, tenant)| !known.is_empty() && !known.contains(tenant));
+        let warning = |(key, tenant): (String, &str)| {
+            let meant = nearest(tenant, known.iter().copied()).map(|known| format!("; did you mean {known:?}?"));
+            format!("{key}: the policy says nothing about tenant {tenant:?}{}", meant.unwrap_or_default())
+        };
+        unknown.map(warning).collect()
     }
 
     /// The tenant that a job is.
@@ -229,6 +255,25 @@ mod tests {
         let why = file.tenant(&job(Some("chemistry"), None)).expect_err("unknown");
         assert!(why.contains("nothing about account \"chemistry\""), "{why}");
         assert!(file.tenant(&job(None, Some("urgent"))).expect_err("none").contains("no account"));
+    }
+
+    #[test]
+    fn tenants_that_a_policy_does_not_name_are_told() {
+        let text = "[default]\ntenant = \"bacth\"\n[account.physics]\n[account.biology]\ntenant = \"life\"\n[qos.urgent]\ntenant = \"x\"\n";
+        let file = SlurmFile::parse(text, "slurm.toml").expect("right");
+        let policy = |text: &str| PolicyFile::parse(text, "policy.toml").expect("right");
+        let named = policy(
+            "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"batch\"\n[[tenant]]\nname = \"physics\"\n[[tenant]]\nname = \"live\"\n",
+        );
+        assert_eq!(
+            file.strangers(&named),
+            [
+                "default.tenant: the policy says nothing about tenant \"bacth\"; did you mean \"batch\"?",
+                "account.biology.tenant: the policy says nothing about tenant \"life\"; did you mean \"live\"?",
+                "qos.urgent.tenant: the policy says nothing about tenant \"x\"",
+            ]
+        );
+        assert_eq!(file.strangers(&policy("[policy]\nname = \"ffa\"\n")), Vec::<String>::new());
     }
 
     #[test]

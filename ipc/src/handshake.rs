@@ -279,21 +279,33 @@ fn raw_connect(path: &Path, flags: SockFlag) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
+/// Why nobody could be connected to.
+fn unconnected(path: &Path, errno: Errno) -> HandshakeError {
+    match errno {
+        Errno::EAGAIN => HandshakeError::Silent(path.to_owned()),
+        Errno::EACCES | Errno::EPERM => {
+            let uid = nix::unistd::geteuid().as_raw();
+            HandshakeError::NotAllowed { path: path.to_owned(), uid, errno }
+        }
+        errno => HandshakeError::NobodyThere { path: path.to_owned(), errno },
+    }
+}
+
+/// Whether somebody listens, without a word to them: the service makes no session of that.
+///
+/// # Errors
+/// [`HandshakeError::NobodyThere`], or why this user cannot know.
+pub fn find(path: &Path) -> Result<(), HandshakeError> {
+    raw_connect(path, SockFlag::empty()).map(drop).map_err(|errno| unconnected(path, errno))
+}
+
 /// Connects to a service and exchanges [`Hello`](crate::protocol::Hello)s. The socket is blocking. A service that
 /// refuses the session says hello too; its reason is the message that follows.
 ///
 /// # Errors
 /// Nobody listens or answers, or the other side is of another version or kind.
 pub fn connect(path: &Path) -> Result<Socket, HandshakeError> {
-    let silent = || HandshakeError::Silent(path.to_owned());
-    let fd = raw_connect(path, SockFlag::empty()).map_err(|errno| match errno {
-        Errno::EAGAIN => silent(),
-        Errno::EACCES | Errno::EPERM => {
-            let uid = nix::unistd::geteuid().as_raw();
-            HandshakeError::NotAllowed { path: path.to_owned(), uid, errno }
-        }
-        errno => HandshakeError::NobodyThere { path: path.to_owned(), errno },
-    })?;
+    let fd = raw_connect(path, SockFlag::empty()).map_err(|errno| unconnected(path, errno))?;
     let socket = Socket::from_fd(fd);
     match socket.send_hello(0) {
         // One that has refused and gone already has left its reason for us to read.
@@ -301,7 +313,7 @@ pub fn connect(path: &Path) -> Result<Socket, HandshakeError> {
         Err(error) => return Err(error.into()),
     }
     if !socket.wait_readable(HELLO_WITHIN) {
-        return Err(silent());
+        return Err(HandshakeError::Silent(path.to_owned()));
     }
     let not_mccs = || HandshakeError::NotMccs(path.to_owned());
     let hello = match socket.recv_hello() {
@@ -382,6 +394,7 @@ mod tests {
         bind(dead.as_raw_fd(), &UnixAddr::new(&path).expect("address")).expect("bind");
         drop(dead);
         assert!(matches!(connect(&path), Err(HandshakeError::NobodyThere { .. })));
+        assert!(matches!(find(&path), Err(HandshakeError::NobodyThere { .. })));
         drop(Listener::bind(&path).expect("taken over"));
         // A living service of another kind keeps its path too.
         let stream = std::os::unix::net::UnixListener::bind(&path).expect("bind");

@@ -2,12 +2,16 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use mccs_config::SlurmFile;
 use mccs_config::slurm::{SlurmJob, WithoutService};
 use mccs_control::tenants::{self, Removed, TenantError};
+use mccs_ipc::handshake::{self, HandshakeError};
+
+use crate::job::output;
 
 /// Has a tenant for a job. A job that is refused has a note of why, which its tasks are told: a prolog that fails drains the host, and a
 /// mistyped account is no fault of the host's.
@@ -60,9 +64,25 @@ pub fn epilog(file: &SlurmFile, id: u64) -> anyhow::Result<()> {
         Err(error) if error.is_nobody_there() => {
             // A service that starts later is not to have the tenant again.
             let folder = file.tenant_folder(id);
+            if folder.exists() {
+                note(file, id, &format!("the job ends without a service, so that its calls have failed: {error}"));
+            }
             unless_gone(std::fs::remove_dir_all(&folder)).with_context(|| format!("cannot remove {}", folder.display()))
         }
         Err(error) => Err(error).with_context(|| format!("the tenant of job {id} is still there")),
+    }
+}
+
+/// Notes in the job's record why it has ended so, for `scontrol show job`: slurmd drops what an epilog prints.
+fn note(file: &SlurmFile, id: u64, why: &str) {
+    let host = std::env::var("SLURMD_NODENAME").map(|name| format!(" on {name}")).unwrap_or_default();
+    let why = format!("mccs{host}: {}", why.replace(char::is_control, " "));
+    eprintln!("mccs-slurm: job {id}: {why}");
+    let mut scontrol = Command::new(file.squeue.with_file_name("scontrol"));
+    scontrol.args(["update", &format!("jobid={id}"), &format!("admincomment={why}")]);
+    // The job is over either way.
+    if let Err(error) = output(scontrol, file.timeout.0) {
+        eprintln!("mccs-slurm: {error:#}");
     }
 }
 
@@ -82,21 +102,66 @@ pub fn task_is_refused(file: &SlurmFile, id: u64) -> anyhow::Result<Option<ExitC
     }
 }
 
-/// Prints what Slurm adds to a task's environment: nothing where the job has no tenant and may run without.
-pub fn task_prolog(file: &SlurmFile, id: u64) {
-    let socket = file.tenant_socket(id);
-    if socket.exists() {
-        println!("export MCCS_SOCKET={}", socket.display());
-        if let Some(library) = &file.preload {
-            let others = std::env::var("LD_PRELOAD").unwrap_or_default();
-            let own = library.display().to_string();
-            let others = others.split([':', ' ']).filter(|other| !other.is_empty() && *other != own);
-            let all: Vec<&str> = std::iter::once(own.as_str()).chain(others).collect();
-            println!("export LD_PRELOAD={}", all.join(":"));
+/// How often it is looked whether a service that restarts is back.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A host's service, as a job's task finds it.
+enum Found {
+    Serves,
+    /// The job has a tenant here, whom nobody serves.
+    Lost(HandshakeError),
+    /// The job has none here.
+    NoTenant,
+}
+
+/// Looks for the service of a job that has a tenant here. A service that restarts has its time for that.
+fn find(file: &SlurmFile, id: u64) -> Found {
+    let began = Instant::now();
+    loop {
+        match handshake::find(&file.tenant_socket(id)) {
+            Err(_) if !file.tenant_folder(id).exists() => return Found::NoTenant,
+            Err(error @ HandshakeError::NobodyThere { .. }) if began.elapsed() >= file.timeout.0 => {
+                return Found::Lost(error);
+            }
+            Err(HandshakeError::NobodyThere { .. }) => std::thread::sleep(LOOK),
+            // Others than nobody tell the task themselves.
+            Ok(_) | Err(_) => return Found::Serves,
         }
-    } else {
-        // The socket of another job, from which this one was submitted.
-        println!("unset MCCS_SOCKET");
+    }
+}
+
+/// Prints what Slurm adds to a task's environment. A task without a service is told why: it fails, unless the job may run without.
+pub fn task_prolog(file: &SlurmFile, id: u64) -> ExitCode {
+    let why = match find(file, id) {
+        Found::Serves => {
+            print_environment(file, id);
+            return ExitCode::SUCCESS;
+        }
+        Found::Lost(error) => format!("the service of this host has gone while the job runs: {error}"),
+        Found::NoTenant => "this job has no tenant on this host".to_owned(),
+    };
+    let why = why.replace(char::is_control, " ");
+    if file.without_service == WithoutService::Refuse {
+        println!("print mccs: {why}");
+        return ExitCode::FAILURE;
+    }
+    // Once a host.
+    if std::env::var("SLURM_LOCALID").is_ok_and(|local| local == "0") {
+        println!("print mccs: {why}; its tasks here run without mccs");
+    }
+    // The socket of another job, from which this one was submitted.
+    println!("unset MCCS_SOCKET");
+    ExitCode::SUCCESS
+}
+
+fn print_environment(file: &SlurmFile, id: u64) {
+    println!("export MCCS_SOCKET={}", file.tenant_socket(id).display());
+    if let Some(library) = &file.preload {
+        let others = std::env::var("LD_PRELOAD").unwrap_or_default();
+        let own = library.display().to_string();
+        let others = others.split([':', ' ']).filter(|other| !other.is_empty() && *other != own);
+        let all: Vec<&str> = std::iter::once(own.as_str()).chain(others).collect();
+        println!("export LD_PRELOAD={}", all.join(":"));
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! prolog (root) ------ tenant slurm-ID: user, weight, quotas, labels -----> service
-//! task prolog (user) - MCCS_SOCKET of that tenant, LD_PRELOAD ------------> task
+//! task prolog (user) - MCCS_SOCKET of that tenant, LD_PRELOAD ------------> task; or why it has none
 //! epilog (root) ------ takes it away with all that it holds --------------> service
 //! ```
 //!
@@ -11,6 +11,7 @@
 
 mod hooks;
 mod job;
+mod strangers;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,6 +48,9 @@ enum Command {
         /// The job's QOS.
         #[arg(long)]
         qos: Option<String>,
+        /// The policy.toml whose tenants the file's are compared with. Default: the policy in force, as the service says.
+        #[arg(long, value_name = "FILE")]
+        policy: Option<PathBuf>,
     },
 }
 
@@ -77,9 +81,10 @@ fn run(config: &Path, command: &Command) -> anyhow::Result<ExitCode> {
             hooks::epilog(&file, job::id_of_environment()?)?;
         }
         Command::TaskProlog => return task_prolog(config, job::id_of_environment()?),
-        Command::Check { account, qos } => {
+        Command::Check { account, qos, policy } => {
             let file = SlurmFile::load(config)?;
             println!("{}: no mistakes found", config.display());
+            strangers::warn(&file, policy.as_deref())?;
             let job = SlurmJob { id: 1, account: account.clone(), qos: qos.clone(), ..SlurmJob::default() };
             match file.tenant(&job) {
                 Ok(tenant) => print!("\n{}", tenant.to_toml()),
@@ -121,8 +126,7 @@ fn task_prolog(config: &Path, id: u64) -> anyhow::Result<ExitCode> {
     if let Some(refused) = hooks::task_is_refused(loaded.as_ref().unwrap_or(&places(config)), id)? {
         return Ok(refused);
     }
-    hooks::task_prolog(&loaded?, id);
-    Ok(ExitCode::SUCCESS)
+    Ok(hooks::task_prolog(&loaded?, id))
 }
 
 #[cfg(test)]
