@@ -98,6 +98,8 @@ pub(crate) trait Element: Copy {
     type Acc: Accumulator;
     /// Whether a whole block is widened before it is combined, since the processor has an instruction for that.
     const TWO_STEPS: bool = false;
+    /// Whether elements are their own accumulators, so that results are stored as they are.
+    const IS_ACCUMULATOR: bool = false;
 
     /// The element at `index`, widened.
     ///
@@ -140,6 +142,7 @@ macro_rules! own_accumulator {
     ($($type:ty),+) => {$(
         impl Element for $type {
             type Acc = $type;
+            const IS_ACCUMULATOR: bool = true;
             #[inline(always)]
             unsafe fn load(from: *const u8, index: usize) -> Self {
                 // SAFETY: the caller's contract; any bits are a value.

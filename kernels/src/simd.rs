@@ -2,7 +2,7 @@
 //! compiler turns into vector code, once for the baseline processor and once for AVX2, chosen at
 //! run time.
 
-use std::mem::MaybeUninit;
+use std::cell::UnsafeCell;
 
 use half::{bf16, f16};
 use mccs_ipc::types::{DataType, RedOp};
@@ -154,12 +154,21 @@ unsafe fn reduce_blocks<T: Element, const FAST: bool>(job: &Job<'_>) {
 #[inline(always)]
 unsafe fn reduce_with<T: Element, const FAST: bool>(job: &Job<'_>, op: impl Fn(T::Acc, T::Acc) -> T::Acc + Copy) {
     const { assert!(align_of::<T>() <= 8 && size_of::<T>() <= 8) };
+    if T::IS_ACCUMULATOR
+        && job.store == Store::Cached
+        && let [Source { ptr: first, scalar_bits: None }, Source { ptr: second, scalar_bits: None }] = *job.srcs
+        && let ([to, others @ ..], None) = (job.dsts, job.divisor)
+    {
+        // SAFETY: the caller's contract, and the element is its own accumulator.
+        return unsafe { combine_two::<T>([first, second], *to, others, job.count, op) };
+    }
     let block = job.count.min(BLOCK_BYTES / size_of::<T::Acc>());
-    let mut acc_memory = MaybeUninit::<Aligned>::uninit();
-    let mut raw_memory = MaybeUninit::<Aligned>::uninit();
-    // SAFETY: each buffer is aligned, has BLOCK_BYTES, and holds integers or floats, for which zero is a value.
-    let (acc, raw) =
-        unsafe { (as_elements::<T::Acc>(&mut acc_memory, block), as_elements::<T>(&mut raw_memory, block)) };
+    let scratch = SCRATCH.with(UnsafeCell::get);
+    // SAFETY: nothing else of this thread uses them before this function ends. Each is aligned, has BLOCK_BYTES that are initialised, and
+    // holds integers or floats, of which all bits are values.
+    let (acc, raw) = unsafe {
+        (as_elements::<T::Acc>(&raw mut (*scratch).acc, block), as_elements::<T>(&raw mut (*scratch).raw, block))
+    };
     let mut done = 0;
     while done < job.count {
         let length = (job.count - done).min(block);
@@ -214,20 +223,66 @@ unsafe fn reduce_with<T: Element, const FAST: bool>(job: &Job<'_>, op: impl Fn(T
     fence(job.store);
 }
 
+/// Combines two sources straight into the first destination, and copies from there to the others while it is in the cache.
+///
+/// # Safety
+/// As for [`reduce`], and `T` must be its own accumulator.
+#[inline(always)]
+unsafe fn combine_two<T: Element>(
+    [first, second]: [*const u8; 2],
+    to: *mut u8,
+    others: &[*mut u8],
+    count: usize,
+    op: impl Fn(T::Acc, T::Acc) -> T::Acc + Copy,
+) {
+    const { assert!(!T::IS_ACCUMULATOR || size_of::<T>() == size_of::<T::Acc>()) };
+    let size = size_of::<T>();
+    let mut done = 0;
+    while done < count {
+        let length = (count - done).min(BLOCK_BYTES / size);
+        let at = done * size;
+        // SAFETY: all blocks lie inside their operands by the caller's contract.
+        unsafe {
+            let (first, second, to) = (first.add(at), second.add(at), to.add(at));
+            let store = |i: usize, value: T::Acc| to.cast::<T::Acc>().add(i).write_unaligned(value);
+            // Each with as many addresses as it has: the compiler makes vectors of those that it can tell apart.
+            if std::ptr::eq(first, to) {
+                (0..length).for_each(|i| store(i, op(T::load(to, i), T::load(second, i))));
+            } else if std::ptr::eq(second, to) {
+                (0..length).for_each(|i| store(i, op(T::load(first, i), T::load(to, i))));
+            } else {
+                (0..length).for_each(|i| store(i, op(T::load(first, i), T::load(second, i))));
+            }
+            for other in others {
+                std::ptr::copy_nonoverlapping(to, other.add(at), length * size);
+            }
+        }
+        done += length;
+    }
+}
+
 #[repr(C, align(64))]
 struct Aligned([u8; BLOCK_BYTES]);
 
+/// Memory of a reduction: a block of accumulators, and one of results.
+struct Scratch {
+    acc: Aligned,
+    raw: Aligned,
+}
+
+thread_local! {
+    /// Kept, since clearing it would take longer than a short reduction.
+    static SCRATCH: UnsafeCell<Scratch> =
+        const { UnsafeCell::new(Scratch { acc: Aligned([0; BLOCK_BYTES]), raw: Aligned([0; BLOCK_BYTES]) }) };
+}
+
 /// # Safety
-/// `count` values of `T` must fit, be aligned to at most 64, and zero must be a value of `T`.
+/// `memory` must be nobody else's for `'a`. `count` values of `T` must fit, be aligned to at most 64, and have all bits as values.
 #[inline(always)]
-unsafe fn as_elements<T>(memory: &mut MaybeUninit<Aligned>, count: usize) -> &mut [T] {
+unsafe fn as_elements<'a, T>(memory: *mut Aligned, count: usize) -> &'a mut [T] {
     debug_assert!(count * size_of::<T>() <= BLOCK_BYTES);
-    let ptr = memory.as_mut_ptr();
-    // SAFETY: zeroed first, so initialised; size and alignment are the caller's contract.
-    unsafe {
-        ptr.cast::<T>().write_bytes(0, count);
-        std::slice::from_raw_parts_mut(ptr.cast::<T>(), count)
-    }
+    // SAFETY: it is initialised; the rest is the caller's contract.
+    unsafe { std::slice::from_raw_parts_mut(memory.cast::<T>(), count) }
 }
 
 /// # Safety

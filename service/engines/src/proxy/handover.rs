@@ -135,13 +135,16 @@ impl StandsStill {
 
     /// Keeps what would start an operation, if none may start now.
     pub(super) fn hold(&mut self, state: &State, item: Item) -> Option<Item> {
+        if !self.moment().is_still() {
+            return Some(item);
+        }
         let starts = match &item {
             Item::Event(Event::Advance { session, .. }) => state.session(*session).map(|of| of.tenant.share),
             Item::Event(Event::Ready { comm }) => state.comms.get(*comm).map(Comm::share),
             _ => None,
         };
         match (starts, item) {
-            (Some(share), Item::Event(event)) if self.moment().is_still() => {
+            (Some(share), Item::Event(event)) => {
                 self.held.push((share, event));
                 None
             }

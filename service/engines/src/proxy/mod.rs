@@ -120,6 +120,8 @@ pub struct ProxyEngine {
     forwarded: ForwardedRequests,
     /// When all stand still, to be handed over.
     stands_still: StandsStill,
+    /// When to look for what is late, as the last look found, if nothing has happened since. Engines that wait look often.
+    rests_until: Option<Option<Instant>>,
 }
 
 impl ProxyEngine {
@@ -154,6 +156,7 @@ impl ProxyEngine {
             diagnostics: Diagnostics::default(),
             forwarded: ForwardedRequests::default(),
             stands_still: StandsStill::default(),
+            rests_until: None,
         }
     }
 
@@ -390,7 +393,7 @@ impl ProxyEngine {
 
     /// Wholes have failed: ranks that are joining parts of them are refused.
     fn end_wholes(&mut self) {
-        for (whole, failure) in self.state.take_failed_wholes() {
+        for (whole, failure) in self.state.take_failed_wholes().into_iter().flatten() {
             self.joining.end_whole(&mut self.state.out, whole, &failure);
         }
     }
@@ -457,6 +460,7 @@ impl Engine for ProxyEngine {
         if let Some(stood_still) = self.stands_still.stood_still(cx.now) {
             self.state.put_off(stood_still);
             self.joining.put_off(stood_still);
+            self.rests_until = None;
         }
         if self.stands_still.is_due(&mut self.state, !self.mailbox.is_empty()) {
             return Progress::IDLE;
@@ -465,12 +469,18 @@ impl Engine for ProxyEngine {
         let handled = self.take_turns(cx);
         let backlog =
             self.state.out.push_backlog() | self.device_events.as_ref().is_some_and(|events| events.push_backlog());
+        let has_rested = handled == 0 && !backlog && self.state.work.is_empty() && !self.state.streams.await_gpus();
+        if let Some(wake_at) = self.rests_until.filter(|until| has_rested && until.is_none_or(|at| cx.now < at)) {
+            return Progress::Idle { wake_at };
+        }
         self.end_late();
         if handled > 0 || backlog || !self.state.work.is_empty() {
-            Progress::Busy
-        } else {
-            Progress::Idle { wake_at: self.wake_at() }
+            self.rests_until = None;
+            return Progress::Busy;
         }
+        let wake_at = self.wake_at();
+        self.rests_until = Some(wake_at);
+        Progress::Idle { wake_at }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {

@@ -212,9 +212,9 @@ impl State {
         self.failed_wholes.push((whole, failure.clone()));
     }
 
-    /// Wholes that have failed and of which nobody has heard who joins a part.
-    pub(super) fn take_failed_wholes(&mut self) -> Vec<(u64, Failure)> {
-        std::mem::take(&mut self.failed_wholes)
+    /// Wholes that have failed and of which nobody has heard who joins a part, if there are any.
+    pub(super) fn take_failed_wholes(&mut self) -> Option<Vec<(u64, Failure)>> {
+        (!self.failed_wholes.is_empty()).then(|| std::mem::take(&mut self.failed_wholes))
     }
 
     /// A GPU is lost: so is every communicator that has a rank there.

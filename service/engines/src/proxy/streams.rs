@@ -3,7 +3,7 @@
 pub(super) mod semaphores;
 pub(super) mod stream;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ pub(super) struct Failed {
 /// By session, and by the index of the stream's word.
 #[derive(Default)]
 pub(super) struct Streams {
-    by_session: HashMap<SessionId, Vec<Option<Stream>>>,
+    by_session: BTreeMap<SessionId, Vec<Option<Stream>>>,
     /// Those whose next operation waits for its GPU.
     held_back: SemaphoreWatch,
 }
@@ -98,10 +98,10 @@ impl Streams {
         }
     }
 
-    /// A started operation of a stream has ended. Returns whose stream it is if it may go on to its next group.
+    /// A started operation of a stream has ended. Returns whose stream it is if another group of its may start.
     pub(super) fn finish_one(&mut self, session: SessionId, index: u32, ticket: u64, now: Instant) -> Option<Share> {
         let stream = get_mut(&mut self.by_session, session, index)?;
-        stream.finish_one(ticket, now).then(|| stream.session.tenant.share)
+        (stream.finish_one(ticket, now) && stream.has_next()).then(|| stream.session.tenant.share)
     }
 
     /// An operation of `comm` fails. Its tenant hears why here, once for each stream, where it does not hear from the communicator itself.
@@ -145,7 +145,7 @@ impl Streams {
 }
 
 fn get_mut(
-    streams: &mut HashMap<SessionId, Vec<Option<Stream>>>,
+    streams: &mut BTreeMap<SessionId, Vec<Option<Stream>>>,
     session: SessionId,
     index: u32,
 ) -> Option<&mut Stream> {

@@ -29,6 +29,9 @@ pub enum PlanError {
     Schedule(#[from] ScheduleError),
 }
 
+/// A collective, and the bytes of its elements.
+type Shape = (Problem, usize);
+
 /// Picks and keeps the schedules of one communicator under one strategy.
 pub struct ScheduleCache {
     nranks: u32,
@@ -36,7 +39,9 @@ pub struct ScheduleCache {
     model: CostModel,
     /// Whether it is a rail's, which moves what is between hosts: an all-to-all leaves alone what a rank has for itself.
     is_rail: bool,
-    schedules: HashMap<(Problem, usize), Arc<Schedule>>,
+    schedules: HashMap<Shape, Arc<Schedule>>,
+    /// The one that was taken last: a row of like calls looks no further.
+    last: Option<(Shape, Arc<Schedule>)>,
     /// Bytes of all of them.
     steps: usize,
 }
@@ -45,7 +50,7 @@ impl ScheduleCache {
     /// An empty cache. The strategy must be valid for `nranks`.
     #[must_use]
     pub fn new(nranks: u32, strategy: Strategy, model: CostModel) -> Self {
-        ScheduleCache { nranks, strategy, model, is_rail: false, schedules: HashMap::new(), steps: 0 }
+        ScheduleCache { nranks, strategy, model, is_rail: false, schedules: HashMap::new(), last: None, steps: 0 }
     }
 
     /// The same, for a rail, if it is one.
@@ -144,18 +149,28 @@ impl ScheduleCache {
         let (leaves_own, one_hop) = (self.is_rail && *kind == CollectiveKind::AllToAll, *one_hop);
         let problem =
             Problem { kind: *kind, nranks: self.nranks, root, count: *count, premultiply, leaves_own, one_hop };
-        let key = (problem, dtype.size_bytes());
-        if let Some(schedule) = self.schedules.get(&key) {
+        let shape = (problem, dtype.size_bytes());
+        if let Some((_, schedule)) = self.last.as_ref().filter(|(last, _)| *last == shape) {
             return Ok(Arc::clone(schedule));
         }
-        let algorithm = self.model.choose(&problem, dtype.size_bytes(), &self.strategy)?;
+        let schedule = self.kept_or_built(shape)?;
+        self.last = Some((shape, Arc::clone(&schedule)));
+        Ok(schedule)
+    }
+
+    fn kept_or_built(&mut self, shape: Shape) -> Result<Arc<Schedule>, PlanError> {
+        if let Some(schedule) = self.schedules.get(&shape) {
+            return Ok(Arc::clone(schedule));
+        }
+        let (problem, size_bytes) = shape;
+        let algorithm = self.model.choose(&problem, size_bytes, &self.strategy)?;
         let schedule = Arc::new(build(&problem, algorithm, &self.strategy)?);
         self.steps += schedule.step_count();
         if self.schedules.len() >= SCHEDULES_MAX || self.steps > STEPS_MAX {
             self.schedules.clear();
             self.steps = schedule.step_count();
         }
-        self.schedules.insert(key, Arc::clone(&schedule));
+        self.schedules.insert(shape, Arc::clone(&schedule));
         Ok(schedule)
     }
 }

@@ -128,6 +128,11 @@ impl Stream {
         Some(Head { ticket: entry.ticket, task, arrival: Arrival { due, at: now } })
     }
 
+    /// Whether operations have not started.
+    pub(crate) fn has_next(&self) -> bool {
+        self.queue.len() > self.active
+    }
+
     /// The next operation, where no other has to end before.
     fn next(&self) -> Option<&Entry> {
         let next = self.queue.get(self.active)?;
