@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -10,8 +10,6 @@ use mccs_config::SlurmFile;
 use mccs_config::slurm::{SlurmJob, WithoutService};
 use mccs_control::tenants::{self, Removed, TenantError};
 use mccs_ipc::handshake::{self, HandshakeError};
-
-use crate::job::output;
 
 /// Has a tenant for a job. A job that is refused has a note of why, which its tasks are told: a prolog that fails drains the host, and a
 /// mistyped account is no fault of the host's.
@@ -65,24 +63,11 @@ pub fn epilog(file: &SlurmFile, id: u64) -> anyhow::Result<()> {
             // A service that starts later is not to have the tenant again.
             let folder = file.tenant_folder(id);
             if folder.exists() {
-                note(file, id, &format!("the job ends without a service, so that its calls have failed: {error}"));
+                eprintln!("mccs-slurm: job {id} ends without a service, so that its calls have failed: {error}");
             }
             unless_gone(std::fs::remove_dir_all(&folder)).with_context(|| format!("cannot remove {}", folder.display()))
         }
         Err(error) => Err(error).with_context(|| format!("the tenant of job {id} is still there")),
-    }
-}
-
-/// Notes in the job's record why it has ended so, for `scontrol show job`: slurmd drops what an epilog prints.
-fn note(file: &SlurmFile, id: u64, why: &str) {
-    let host = std::env::var("SLURMD_NODENAME").map(|name| format!(" on {name}")).unwrap_or_default();
-    let why = format!("mccs{host}: {}", why.replace(char::is_control, " "));
-    eprintln!("mccs-slurm: job {id}: {why}");
-    let mut scontrol = Command::new(file.squeue.with_file_name("scontrol"));
-    scontrol.args(["update", &format!("jobid={id}"), &format!("admincomment={why}")]);
-    // The job is over either way.
-    if let Err(error) = output(scontrol, file.timeout.0) {
-        eprintln!("mccs-slurm: {error:#}");
     }
 }
 

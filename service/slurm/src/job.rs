@@ -49,11 +49,8 @@ pub fn of_environment(squeue: &Path, within: Duration) -> anyhow::Result<SlurmJo
 /// element of an array has a number of its own.
 const FORMAT: &str = "--format=%A|%T|%q|%a";
 
-/// Output of a program of Slurm's, which has `within` to end.
-///
-/// # Errors
-/// It cannot be run, fails, or takes longer.
-pub fn output(mut program: Command, within: Duration) -> anyhow::Result<String> {
+/// Output of a program.
+fn output(mut program: Command, within: Duration) -> anyhow::Result<String> {
     let shown = program.get_program().display().to_string();
     program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = program.spawn().with_context(|| format!("{shown} cannot be run"))?;
