@@ -11,6 +11,7 @@ pub mod handshake;
 pub mod hex;
 pub mod large;
 pub mod layout;
+pub mod library_mark;
 pub mod loan;
 pub mod port_channels;
 pub mod protocol;

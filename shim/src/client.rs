@@ -115,6 +115,8 @@ impl Client {
     /// [`Error::Connect`] where nobody listens or versions differ, [`Error::Refused`] where the operator does not admit
     /// this user or the tenant has too many sessions.
     pub fn connect(socket: impl AsRef<Path>) -> Result<Self, Error> {
+        // The linker keeps what is looked at: `mccsctl doctor` finds it in files.
+        std::hint::black_box(mccs_ipc::library_mark::MARK);
         // Absolute, so that it leads there also from another folder.
         let path = std::path::absolute(socket.as_ref()).unwrap_or_else(|_| socket.as_ref().to_owned());
         let socket = connect(socket.as_ref())?;

@@ -42,6 +42,13 @@ fn compile(source: &Path, library: &Path, program: &Path) {
     assert!(status.expect("a C compiler").success(), "{} does not compile", source.display());
 }
 
+/// `mccsctl doctor` compares it with the service's.
+#[test]
+fn the_library_tells_its_version_to_whoever_reads_its_file() {
+    let file = std::fs::read(built_library()).expect("a file");
+    assert_eq!(mccs_ipc::library_mark::version_in(&file), Some(env!("CARGO_PKG_VERSION")));
+}
+
 #[test]
 fn c_programs_run_and_misuse_is_refused() {
     let service = TestService::start("");

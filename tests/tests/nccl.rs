@@ -21,6 +21,12 @@ fn library() -> PathBuf {
 }
 
 #[test]
+fn tells_its_version_to_whoever_reads_its_file() {
+    let file = std::fs::read(library()).expect("a file");
+    assert_eq!(mccs_ipc::library_mark::version_in(&file), Some(env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
 fn exports_nccls_functions() {
     let listed = Command::new("nm").args(["-D", "--defined-only"]).arg(library()).output().expect("nm, of binutils");
     let listed = String::from_utf8(listed.stdout).expect("text");

@@ -21,8 +21,8 @@ use self::service::ServiceState;
 /// Configuration of packages.
 const CONFIG: &str = "/etc/mccs/service.toml";
 
-/// Check this host: configuration, service, driver, peer access, RDMA devices, limits, clocks, and what
-/// to do. Fails if it finds a problem.
+/// Check this host: configuration, service, libraries, driver, peer access, RDMA devices, limits, clocks,
+/// and what to do. Fails if it finds a problem.
 #[derive(Args)]
 pub struct Doctor {
     /// The service's configuration. Default: /etc/mccs/service.toml, if there is one.

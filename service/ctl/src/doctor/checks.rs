@@ -55,6 +55,7 @@ pub(super) fn examine(configured: &Configured, service: &ServiceState, host: &Ho
     let mut findings = Findings::default();
     configuration(&mut findings, configured);
     liveness(&mut findings, configured, service, host);
+    libraries(&mut findings, service.facts(), host);
     driver(&mut findings, configured, service.facts(), host);
     rdma(&mut findings, configured, service.facts(), host);
     if let Some(facts) = service.facts() {
@@ -127,6 +128,36 @@ fn liveness(findings: &mut Findings, configured: &Configured, service: &ServiceS
     findings.ok_otherwise(CHECK, format!("version {own} answers, on Linux {}", host.kernel));
 }
 
+/// Libraries of processes that start now: the service refuses those that speak another protocol, or maps less than they think.
+fn libraries(findings: &mut Findings, service: Option<&ServiceFacts>, host: &HostFacts) {
+    const CHECK: &str = "libraries";
+    let (whose, wanted) =
+        service.map_or(("mccsctl", env!("CARGO_PKG_VERSION")), |facts| ("the service", &facts.version));
+    for library in &host.libraries {
+        let advice =
+            "install the package libmccs of the service's version; images of containers have libraries of their own";
+        match &library.version {
+            Some(version) if version == wanted => {}
+            Some(version) => {
+                findings.warning(
+                    CHECK,
+                    format!("/{} is of version {version}, {whose} of {wanted}", library.path),
+                    advice,
+                );
+            }
+            None => findings.warning(
+                CHECK,
+                format!("/{} names no version: it is older, or not of mccs", library.path),
+                advice,
+            ),
+        }
+    }
+    if host.libraries.is_empty() {
+        return findings.ok(CHECK, "none is installed on this host: jobs bring their own");
+    }
+    findings.ok_otherwise(CHECK, format!("{} of version {wanted}", host.libraries.len()));
+}
+
 /// Whether a version is the first one with what is needed, or a later one.
 fn suffices(version: &str) -> bool {
     let parts: Vec<u32> = version.split('.').map_while(|part| part.parse().ok()).collect();
@@ -147,6 +178,13 @@ fn driver(findings: &mut Findings, configured: &Configured, service: Option<&Ser
             findings.problem(CHECK, format!("the driver is {version}"), advice);
         }
         Some(_) => {}
+    }
+    if let (Some(module), Some(library)) = (&host.driver, &host.driver_library)
+        && module != library
+    {
+        let found =
+            format!("the loaded driver is {module}, its library libcuda.so.1 of {library}: programs that start fail");
+        findings.problem(CHECK, found, "drain, then load the driver that is installed: reboot, or unload its modules");
     }
     if !host.missing_gpu_files.is_empty() {
         let found = format!("/{} is missing", host.missing_gpu_files.join(" and /"));

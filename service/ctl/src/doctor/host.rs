@@ -1,11 +1,13 @@
-//! Facts of this host in the kernel's files: GPUs, driver, RDMA ports, memory, clocks, ports.
+//! Facts of this host in the kernel's files, and of libraries: GPUs, driver, RDMA ports, memory, clocks, ports.
 //!
 //! Everything is read below a root, which is `/` but for tests. A file that is missing or says something else is no fact.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use mccs_config::cpus::CpuSet;
 use mccs_config::service::Ports;
+use mccs_ipc::library_mark::version_in;
 
 /// NVIDIA's number on the PCI bus, and classes of its GPUs there.
 const NVIDIA: &str = "0x10de";
@@ -24,6 +26,15 @@ pub(super) struct RdmaPort {
     pub state: String,
 }
 
+/// A library of mccs that is installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Library {
+    /// Its file, from the root on.
+    pub path: String,
+    /// Its version; none, if the file names none.
+    pub version: Option<String>,
+}
+
 /// This host's equipment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HostFacts {
@@ -32,7 +43,11 @@ pub(super) struct HostFacts {
     pub gpus: usize,
     /// Version of the loaded driver.
     pub driver: Option<String>,
+    /// Version of the library of the driver that programs load.
+    pub driver_library: Option<String>,
     pub missing_gpu_files: Vec<&'static str>,
+    /// Libraries of mccs, in folders of packages.
+    pub libraries: Vec<Library>,
     pub rdma_ports: Vec<RdmaPort>,
     /// Whether programs can reach RDMA devices: the kernel's files, and the library.
     pub has_verbs_files: bool,
@@ -99,9 +114,45 @@ fn rdma_ports(root: &Path) -> Vec<RdmaPort> {
     names(&devices).iter().flat_map(of_device).collect()
 }
 
+/// Folders of libraries, from the root on.
+fn library_folders(root: &Path) -> impl Iterator<Item = String> {
+    let below = names(&root.join("usr/lib")).into_iter().map(|folder| format!("usr/lib/{folder}"));
+    below.chain(LIBRARY_FOLDERS.map(str::to_owned))
+}
+
 fn has_library(root: &Path, name: &str) -> bool {
-    let below = names(&root.join("usr/lib")).into_iter().map(|folder| root.join("usr/lib").join(folder));
-    below.chain(LIBRARY_FOLDERS.map(|folder| root.join(folder))).any(|folder| folder.join(name).exists())
+    library_folders(root).any(|folder| root.join(folder).join(name).exists())
+}
+
+/// `libcuda.so.1` leads to a file with the version in its name.
+fn driver_library(root: &Path) -> Option<String> {
+    let files = library_folders(root).map(|folder| root.join(folder).join("libcuda.so.1"));
+    let file = files.filter_map(|file| file.canonicalize().ok()).next()?;
+    let version = file.file_name()?.to_str()?.strip_prefix("libcuda.so.")?;
+    version.contains('.').then(|| version.to_owned())
+}
+
+/// Libraries of mccs by their names in packages. A file that leads to another one is that one.
+fn libraries(root: &Path) -> Vec<Library> {
+    let is_own = |folder: &str, name: &str| {
+        let is_of_package = name.starts_with("libmccs.so.") || name == "libnccl-net-mccs.so";
+        let is_of_folder = folder == "usr/lib/mccs" && (name == "libnccl.so.2" || name == "libmscclpp.so");
+        is_of_package || is_of_folder
+    };
+    let of_folder = |folder: String| {
+        let names = names(&root.join(&folder)).into_iter().filter(|name| is_own(&folder, name));
+        names.map(|name| format!("{folder}/{name}")).collect::<Vec<_>>()
+    };
+    let mut seen = BTreeSet::new();
+    let library = |path: String| {
+        let file = root.join(&path).canonicalize().ok()?;
+        if !seen.insert(file.clone()) {
+            return None;
+        }
+        let bytes = std::fs::read(file).ok()?;
+        Some(Library { path, version: version_in(&bytes).map(str::to_owned) })
+    };
+    library_folders(root).flat_map(of_folder).filter_map(library).collect()
 }
 
 /// `always within_size [advise] never`: the choice in brackets.
@@ -146,6 +197,8 @@ impl HostFacts {
             kernel: text(&sysctl("kernel/osrelease")).unwrap_or_default(),
             gpus: gpus(root),
             driver: driver(root),
+            driver_library: driver_library(root),
+            libraries: libraries(root),
             missing_gpu_files: GPU_FILES.into_iter().filter(|file| !root.join(file).exists()).collect(),
             rdma_ports: rdma_ports(root),
             has_verbs_files: names(&root.join("dev/infiniband")).iter().any(|name| name.starts_with("uverbs")),
@@ -188,6 +241,10 @@ mod tests {
             ("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n"),
             ("dev/infiniband/uverbs0", ""),
             ("usr/lib/x86_64-linux-gnu/libibverbs.so.1", ""),
+            ("usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", ""),
+            ("usr/lib/x86_64-linux-gnu/libmccs.so.0", "\u{7f}ELF mccs-library-version:0.3.1;"),
+            ("usr/lib/x86_64-linux-gnu/libnccl.so.2", "NVIDIA's"),
+            ("usr/lib/mccs/libnccl.so.2", "of before it had a version"),
             ("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size [advise] never deny force\n"),
             ("sys/devices/system/node/node0/cpulist", "0-3\n"),
             ("sys/devices/system/node/node1/cpulist", "\n"),
@@ -200,8 +257,23 @@ mod tests {
             std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
             std::fs::write(path, text).expect("a file");
         }
+        for (from, to) in [
+            ("libcuda.so.1", "libcuda.so.580.159.04"),
+            ("libmccs.so", "libmccs.so.0"),
+            ("libmccs.so.0.3", "libmccs.so.0"),
+        ] {
+            std::os::unix::fs::symlink(to, root.join("usr/lib/x86_64-linux-gnu").join(from)).expect("a link");
+        }
         let facts = HostFacts::read(root);
         assert_eq!((facts.gpus, facts.driver.as_deref()), (1, Some("580.159.04")));
+        assert_eq!(facts.driver_library.as_deref(), Some("580.159.04"));
+        let library =
+            |path: &str, version: Option<&str>| Library { path: path.to_owned(), version: version.map(str::to_owned) };
+        let both = [
+            library("usr/lib/mccs/libnccl.so.2", None),
+            library("usr/lib/x86_64-linux-gnu/libmccs.so.0", Some("0.3.1")),
+        ];
+        assert_eq!(facts.libraries, both);
         assert_eq!(facts.missing_gpu_files, ["dev/nvidia-uvm"]);
         let ports: Vec<_> = facts.rdma_ports.iter().map(|port| (&*port.name, &*port.state)).collect();
         assert_eq!(ports, [("mlx5_0:1", "ACTIVE"), ("mlx5_1:1", "DOWN")]);
@@ -217,6 +289,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let facts = HostFacts::read(folder.path());
         assert_eq!((facts.gpus, facts.driver, facts.has_huge_pages), (0, None, None));
+        assert!(facts.libraries.is_empty() && facts.driver_library.is_none());
         assert!(facts.rdma_ports.is_empty() && facts.nodes.is_empty() && facts.local_ports.is_none());
         assert_eq!(facts.missing_gpu_files, GPU_FILES);
     }

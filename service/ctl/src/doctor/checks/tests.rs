@@ -4,7 +4,7 @@ use mccs_config::service::ServiceConfig;
 use mccs_control::testing::{gpu, peer};
 use mccs_control::{GpuView, HostView};
 
-use super::super::host::RdmaPort;
+use super::super::host::{Library, RdmaPort};
 use super::*;
 
 fn service(facts: ServiceFacts) -> ServiceState {
@@ -118,6 +118,31 @@ fn gpus_without_driver_with_an_old_one_lost_or_left_out_are_told() {
         Verdict::Warning,
         &["GPU-a", "topo"],
     );
+}
+
+#[test]
+fn libraries_and_drivers_of_other_versions_are_told() {
+    let plain = config("[service]\nname = \"a\"\n");
+    let own = env!("CARGO_PKG_VERSION");
+    let library = |version: Option<&str>| {
+        let library = Library { path: "usr/lib/mccs/libnccl.so.2".to_owned(), version: version.map(str::to_owned) };
+        HostFacts { libraries: vec![library], ..host() }
+    };
+    assert_eq!(found(&plain, &service(well()), &library(Some(own))), []);
+    let words = &["/usr/lib/mccs/libnccl.so.2 is of version 0.0.1, the service of", own, "libmccs"];
+    finds(&found(&plain, &service(well()), &library(Some("0.0.1"))), "libraries", Verdict::Warning, words);
+    finds(&found(&plain, &service(well()), &library(None)), "libraries", Verdict::Warning, &["names no version"]);
+    // Libraries of a service that has not been replaced yet, beside a newer mccsctl.
+    let old = service(ServiceFacts { version: "0.0.1".to_owned(), ..well() });
+    let both = found(&plain, &old, &library(Some(own)));
+    assert_eq!(both.iter().map(|(check, ..)| *check).collect::<Vec<_>>(), ["service", "libraries"], "{both:?}");
+    let with = |library: &str| {
+        let of = |version: &str| Some(version.to_owned());
+        HostFacts { gpus: 1, driver: of("580.1"), driver_library: of(library), ..host() }
+    };
+    let one = || service(ServiceFacts { gpus: vec![gpu("GPU-a")], ..well() });
+    assert_eq!(found(&plain, &one(), &with("580.1")), []);
+    finds(&found(&plain, &one(), &with("595.2")), "driver", Verdict::Problem, &["580.1", "595.2", "reboot"]);
 }
 
 #[test]
