@@ -242,6 +242,21 @@ services() {
             env LD_LIBRARY_PATH="$work/net" NCCL_NET_PLUGIN=mccs python3 tests/pytorch.py "$gpus" ${two/,/ }
         lane "PyTorch through one service" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" MCCS_HOST_STAGED=1 python3 tests/pytorch.py "$gpus" "$strict"
     fi
+    python_arrays
+}
+
+# GPUs' arrays in Python: by kernels, through one service, and through two.
+python_arrays() {
+    if ! python3 -c 'import mccs' 2>/dev/null; then
+        absent "arrays of GPUs in Python" "the package mccs is not installed here (python/build-wheel)"
+    elif ! python3 -c 'import cupy' 2>/dev/null && ! python3 -c 'import torch' 2>/dev/null; then
+        absent "arrays of GPUs in Python" "there is neither CuPy nor PyTorch here"
+    else
+        local nranks
+        for nranks in 1 $counts; do lane "arrays of GPUs in Python, $nranks ranks" python3 tests/python_gpu.py "$nranks"; done
+        [ "$gpus" = 1 ] || lane "arrays of GPUs in Python, through one service" python3 tests/python_gpu.py "$gpus" "$strict"
+        [ "$gpus" = 1 ] || lane "arrays of GPUs in Python, over two services" python3 tests/python_gpu.py "$gpus" ${two/,/ }
+    fi
 }
 
 # Every collective, element type and reduction, by every way.

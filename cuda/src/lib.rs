@@ -29,7 +29,7 @@ pub use gpu::{
 pub use graph::{Capture, CaptureMode, CapturedGraph, Graph, GraphNode, KernelGraph, while_capturing};
 pub use memory::{
     DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, LARGE_PAGE_BYTES, PinnedMemory,
-    PointerKind, allocation_of, buffer_id, copy_from_host, copy_to_host, dma_buffer, export, pointer_kind,
+    PointerKind, allocation_of, buffer_id, copy_from_host, copy_to_host, dma_buffer, export, ordinal_of, pointer_kind,
 };
 pub use module::{Function, Kernels, Module};
 pub use stream::{Event, OwnedStream, RawStream, WordOperation};

@@ -194,6 +194,18 @@ pub fn pointer_kind(address: DeviceAddress) -> Result<PointerKind, DriverError> 
     })
 }
 
+/// Number, among the driver's GPUs, of the one that an address's memory is of; a context must be current.
+///
+/// # Errors
+/// [`DriverError`] for an address that the driver does not know.
+pub fn ordinal_of(address: DeviceAddress) -> Result<i32, DriverError> {
+    const DEVICE_ORDINAL: u32 = 9;
+    let mut ordinal = 0_i32;
+    // SAFETY: the output has the attribute's size.
+    unsafe { api::cuPointerGetAttribute((&raw mut ordinal).cast(), DEVICE_ORDINAL, address)? };
+    Ok(ordinal)
+}
+
 /// A number that no other allocation of this process has or had: addresses come again.
 ///
 /// # Errors

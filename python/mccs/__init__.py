@@ -8,7 +8,7 @@
 array([1., 1., 1., 1.], dtype=float32)
 
 Arrays are NumPy's, and whatever else has the buffer protocol or ``__dlpack__`` in the host's
-memory. A call returns when it has ended, or with ``blocking=False`` at once. Memory of
+memory. With ``init(..., device=0)`` they are CuPy's, PyTorch's and others' on that GPU. A call returns when it has ended, or with ``blocking=False`` at once. Memory of
 :func:`empty` is the service's too, and is not copied.
 """
 
@@ -84,8 +84,11 @@ def init(
     root_address: str | None = None,
     name: str | None = None,
     timeout: float | None = None,
+    device: int | None = None,
 ) -> Communicator:
     """Joins a communicator, which waits for all of its ranks.
+
+    With a ``device``, the driver's number of a GPU, it is one of arrays on GPUs: each rank names its own.
 
     Arguments that are left out come from the environment, as ``mccs-launch`` sets it: ``MCCS_RANK``,
     ``MCCS_NRANKS``, ``MCCS_UNIQUE_ID`` and ``MCCS_ROOT_ADDRESS``. One rank alone needs no id.
@@ -104,7 +107,7 @@ def init(
         unique_id = globals()["unique_id"]()
     root_address = root_address or environ.get("MCCS_ROOT_ADDRESS") or None
     return Communicator(
-        session(), unique_id, rank, nranks, root_address=root_address, name=name, timeout=timeout
+        session(), unique_id, rank, nranks, root_address=root_address, name=name, timeout=timeout, device=device
     )
 
 

@@ -1,4 +1,4 @@
-//! Arrays of other libraries as memory: by Python's buffer protocol, by DLPack, or by their `__cuda_array_interface__`.
+//! Arrays of other libraries as memory: by Python's buffer protocol, or by DLPack.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -26,7 +26,7 @@ pub(crate) struct Element {
 }
 
 impl Element {
-    fn new(kind: Scalar, bytes: usize) -> Self {
+    pub(crate) fn new(kind: Scalar, bytes: usize) -> Self {
         let data_type = match (kind, bytes) {
             (Scalar::Signed, 1) => Some(DataType::I8),
             (Scalar::Unsigned, 1) => Some(DataType::U8),
@@ -44,7 +44,8 @@ impl Element {
     }
 }
 
-enum Scalar {
+/// Kinds of numbers.
+pub(crate) enum Scalar {
     Signed,
     Unsigned,
     Float,
@@ -78,6 +79,9 @@ unsafe extern "C" {
 const C_CONTIGUOUS_WITH_FORMAT: c_int = 0x0020 | 0x0010 | 0x0008 | 0x0004;
 const WRITABLE: c_int = 0x0001;
 
+const ON_GPU: &str = "the array is in a GPU's memory; this communicator takes arrays in the host's memory, and one of GPUs is joined \
+                      by mccs.init(..., device=0)";
+
 /// Memory that an array lends.
 pub(crate) fn of(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
     // SAFETY: a live object.
@@ -86,7 +90,7 @@ pub(crate) fn of(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> 
     }
     let py = array.py();
     if array.hasattr(pyo3::intern!(py, "__cuda_array_interface__")).unwrap_or(false) {
-        return Err(PyTypeError::new_err("the array is in a GPU's memory; this takes arrays in the host's memory"));
+        return Err(PyTypeError::new_err(ON_GPU));
     }
     if array.hasattr(pyo3::intern!(py, "__dlpack__"))? {
         return by_dlpack(array, is_written);
@@ -146,6 +150,8 @@ struct DlTensor {
 
 /// `kDLCPU`, and `kDLCUDAHost`: memory of the host's that is pinned.
 const HOST: [i32; 2] = [1, 3];
+/// `kDLCUDA`, and `kDLCUDAManaged`.
+pub(crate) const GPU: [i32; 2] = [2, 13];
 
 /// First fields of a `DLManagedTensorVersioned`.
 #[repr(C)]
@@ -162,26 +168,37 @@ const READ_ONLY: u64 = 1;
 /// The newest version whose layout is this one.
 const DLPACK_VERSION: (u32, u32) = (1, 1);
 
-/// The capsule of an array; a versioned one, where the library knows those.
-fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+/// The capsule of an array; a versioned one, where the library knows those. One of a GPU's is ready on the stream.
+pub(crate) fn capsule_of<'py>(array: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
     let name = pyo3::intern!(py, "__dlpack__");
     let arguments = PyDict::new(py);
+    if let Some(stream) = stream {
+        arguments.set_item("stream", stream)?;
+    }
+    let plain = arguments.copy()?;
     arguments.set_item("max_version", DLPACK_VERSION)?;
     match array.call_method(name, (), Some(&arguments)) {
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => array.call_method0(name),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => array.call_method(name, (), Some(&plain)),
         capsule => capsule,
     }
 }
 
 fn by_dlpack(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
-    let py = array.py();
-    let (device, _): (i32, i32) = array.call_method0(pyo3::intern!(py, "__dlpack_device__"))?.extract()?;
+    let device = pyo3::intern!(array.py(), "__dlpack_device__");
+    let (device, _): (i32, i32) = array.call_method0(device)?.extract()?;
+    if GPU.contains(&device) {
+        return Err(PyTypeError::new_err(ON_GPU));
+    }
     if !HOST.contains(&device) {
         return Err(PyTypeError::new_err("the array is in a device's memory; this takes arrays in the host's memory"));
     }
-    // Not consumed: the capsule, which is kept, frees what it holds.
-    let capsule = capsule_of(array)?;
+    of_capsule(capsule_of(array, None)?, is_written)
+}
+
+/// Memory of a capsule's tensor. Not consumed: the capsule, which is kept, frees what it holds.
+pub(crate) fn of_capsule(capsule: Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
+    let py = capsule.py();
     let named = |name: &CStr| {
         // SAFETY: checks that it is a capsule of that name.
         let pointer = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()) };
@@ -212,7 +229,8 @@ fn by_dlpack(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
     };
     let shape = list(tensor.shape).unwrap_or(&[]);
     let mut count = 1;
-    if let Some(strides) = list(tensor.strides) {
+    // Strides of no elements say nothing.
+    if let Some(strides) = list(tensor.strides).filter(|_| !shape.contains(&0)) {
         for (length, stride) in shape.iter().zip(strides).rev() {
             if *length > 1 && *stride != count {
                 return Err(PyValueError::new_err("the array must be C-contiguous"));

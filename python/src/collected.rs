@@ -7,13 +7,13 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use crate::errors::Caller;
-use crate::lane::Lane;
+use crate::member::Member;
 use crate::operation::Operation;
 use crate::process::OfProcess;
 
 /// A call that is kept for the end of its group.
 pub(crate) struct Collected {
-    pub(crate) lane: OfProcess<Arc<Lane>>,
+    pub(crate) member: OfProcess<Member>,
     pub(crate) operation: Arc<Operation>,
     pub(crate) caller: Caller,
     /// The group's end waits for its end.

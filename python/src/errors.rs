@@ -72,3 +72,21 @@ fn ending(py: Python<'_>, error: &mccs::Error, exception: PyErr) -> PyErr {
     let _ = exception.value(py).setattr("ends", ends);
     exception
 }
+
+/// Waits without the interpreter's lock: `wait` asks several times a second whether to go on, and ends where a signal came.
+///
+/// # Errors
+/// The signal's exception.
+pub(crate) fn with_signals<T: Send>(
+    py: Python<'_>,
+    wait: impl FnOnce(&mut (dyn FnMut() -> bool + Send)) -> T + Send,
+) -> PyResult<T> {
+    let mut signal = None;
+    let waited = py.detach(|| {
+        wait(&mut || {
+            signal = Python::attach(|py| py.check_signals()).err();
+            signal.is_none()
+        })
+    });
+    signal.map_or(Ok(waited), Err)
+}

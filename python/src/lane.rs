@@ -2,16 +2,15 @@
 //! them, are carried out by a thread of the communicator's own.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mccs::{Client, Communicator, Error, Group, Stream};
-use pyo3::prelude::*;
+use mccs::{Client, Communicator, Error, Stream};
 
 use crate::agreement;
+use crate::at_exit::{self, Close};
 use crate::operation::{Call, Kind, Operation};
-use crate::process::OfProcess;
 use crate::slots::{Counters, Place, SLOT_BYTES, SLOTS, Slots, piece_count, spans_of};
 
 /// How long a wait goes on before it looks for signals and time-outs.
@@ -42,23 +41,18 @@ pub(crate) struct Lane {
     pub(crate) counters: Counters,
 }
 
-/// Lanes of this process' communicators that may be open.
-static OPEN: Mutex<Vec<OfProcess<Weak<Lane>>>> = Mutex::new(Vec::new());
-
-/// Closes this process' communicators, as it ends: a rank that has ended its calls is not missed by those that have not.
-#[pyfunction]
-pub(crate) fn close_all(py: Python<'_>) {
-    let open = std::mem::take(&mut *locked(&OPEN));
-    let lanes = open.iter().filter_map(|lane| lane.here()?.upgrade());
-    lanes.for_each(|lane| py.detach(|| lane.close()));
-}
-
 /// Why a wait ended.
 pub(crate) enum Waited {
     Ended(Result<(), Error>),
     TimedOut,
     /// The caller wants to go on with something else.
     Interrupted,
+}
+
+impl Close for Lane {
+    fn close_at_exit(self: Arc<Self>) {
+        self.close();
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,10 +64,7 @@ impl Lane {
         let slots = Mutex::new(Slots::new(&client));
         let (queue, wake, counters) = (Mutex::default(), Condvar::new(), Counters::default());
         let lane = Arc::new(Lane { client, comm, slots, queue, wake, counters });
-        let mut open = locked(&OPEN);
-        open.retain(|other| other.here().is_some_and(|other| other.strong_count() > 0));
-        open.push(OfProcess::new(Arc::downgrade(&lane)));
-        drop(open);
+        at_exit::register(&lane);
         lane
     }
 
@@ -90,22 +81,15 @@ impl Lane {
         locked(&self.queue).is_closed
     }
 
-    /// Begins sends and receives together, of any communicators: all, or none.
-    pub(crate) fn issue_together(messages: &[(&Arc<Self>, &Arc<Operation>)]) -> Result<(), Error> {
-        if messages.is_empty() {
-            return Ok(());
-        }
-        let group = Group::begin();
-        let collect = |(lane, operation): &(&Arc<Self>, &Arc<Operation>)| {
-            lane.slots().start_p2p(&lane.comm, operation, &lane.counters, true)
-        };
-        let collected = messages.iter().try_for_each(collect);
-        // Dropped where one of them was refused.
-        let issued = collected.and_then(|()| group.end());
-        for (lane, operation) in messages {
-            lane.slots().group_has_ended(operation, issued.is_ok());
-        }
-        issued
+    /// Begins a send or a receive at the end of the library's group, which the calling thread has open. [`Lane::group_has_ended`] is
+    /// told of that.
+    pub(crate) fn collect(&self, operation: &Arc<Operation>) -> Result<(), Error> {
+        self.slots().start_p2p(&self.comm, operation, &self.counters, true)
+    }
+
+    /// The group has ended that has a send or a receive: it is under way, or nothing has come of it.
+    pub(crate) fn group_has_ended(&self, operation: &Arc<Operation>, is_under_way: bool) {
+        self.slots().group_has_ended(operation, is_under_way);
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {

@@ -1,9 +1,10 @@
 //! Operations: what a call asks for, on which memory of the caller's, and what has become of it.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use mccs::{CollectiveKind, DataType, Error, ReduceOperator};
+use mccs_cuda::Event;
 use pyo3::prelude::*;
 
 use crate::errors::Caller;
@@ -107,9 +108,18 @@ pub(crate) enum Phase {
     Ended,
 }
 
+/// A stream of a GPU's, as an address: `CUstream`, or `cudaStream_t`.
+pub(crate) type StreamAddress = usize;
+
 /// A call that was made.
 pub(crate) struct Operation {
     pub(crate) call: Call,
+    /// The stream of a call on a GPU's arrays.
+    stream: Option<StreamAddress>,
+    /// Lies behind it on the stream, once it is there.
+    event: OnceLock<Event>,
+    /// The error that it ends with in any case, when its stream has passed.
+    failure: OnceLock<Error>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -124,9 +134,42 @@ struct State {
 }
 
 impl Operation {
-    pub(crate) fn new(call: Call, owners: Vec<Py<PyAny>>) -> Self {
+    /// A call on arrays that `owners` keep; those of a GPU are ready on the stream.
+    pub(crate) fn new(call: Call, owners: Vec<Py<PyAny>>, stream: Option<StreamAddress>) -> Self {
         let state = State { outcome: None, is_kept: false, owners, callbacks: Vec::new() };
-        Operation { call, state: Mutex::new(state), changed: Condvar::new() }
+        let (event, failure) = (OnceLock::new(), OnceLock::new());
+        Operation { call, stream, event, failure, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Whether its arrays are a GPU's.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// The stream that it is on, the default one where nothing else was said.
+    pub(crate) fn stream(&self) -> StreamAddress {
+        self.stream.unwrap_or_default()
+    }
+
+    /// It is on its stream, and the event behind it.
+    pub(crate) fn is_behind(&self, event: Event) {
+        self.event.get_or_init(|| event);
+        drop(self.state());
+        self.changed.notify_all();
+    }
+
+    /// The event that has happened when it has ended; none before it is on its stream.
+    pub(crate) fn event(&self) -> Option<&Event> {
+        self.event.get()
+    }
+
+    /// Has it end with an error when its stream has passed.
+    pub(crate) fn fail_with(&self, error: Error) {
+        self.failure.get_or_init(|| error);
+    }
+
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.failure.get().cloned()
     }
 
     /// A group keeps it until the group's end.
@@ -178,10 +221,10 @@ impl Operation {
         if state.is_kept { Phase::Kept } else { Phase::UnderWay }
     }
 
-    /// Ends it: the caller's memory is the caller's again.
+    /// Ends it: the caller's memory is the caller's again. The first outcome stays.
     pub(crate) fn end(&self, outcome: Result<(), Error>) {
         let mut state = self.state();
-        state.outcome = Some(outcome);
+        state.outcome.get_or_insert(outcome);
         state.is_kept = false;
         let (owners, callbacks) = (std::mem::take(&mut state.owners), std::mem::take(&mut state.callbacks));
         drop(state);

@@ -9,26 +9,33 @@ use pyo3::prelude::*;
 use crate::argument::{Argument, duration};
 use crate::collected::{self, Collected};
 use crate::errors::{self, Caller};
-use crate::lane::{Lane, Waited};
+use crate::lane::Waited;
+use crate::member::Member;
 use crate::operation::{Operation, Phase};
 use crate::process::OfProcess;
 
 /// A call that goes on. ``wait`` ends it.
 #[pyclass(frozen, module = "mccs", name = "Operation")]
 pub(crate) struct PyOperation {
-    lane: OfProcess<Arc<Lane>>,
+    member: OfProcess<Member>,
     operation: Arc<Operation>,
     caller: Caller,
 }
 
 impl PyOperation {
-    pub(crate) fn new(lane: &Arc<Lane>, operation: Arc<Operation>, caller: Caller) -> Self {
-        PyOperation { lane: OfProcess::new(Arc::clone(lane)), operation, caller }
+    pub(crate) fn new(member: &Member, operation: Arc<Operation>, caller: Caller) -> Self {
+        PyOperation { member: OfProcess::new(member.clone()), operation, caller }
     }
 
     /// A call of a group.
     pub(crate) fn of(call: &Collected) -> Self {
-        PyOperation { lane: call.lane.clone(), operation: Arc::clone(&call.operation), caller: call.caller }
+        PyOperation { member: call.member.clone(), operation: Arc::clone(&call.operation), caller: call.caller }
+    }
+
+    /// # Errors
+    /// In a forked child.
+    fn member(&self, py: Python<'_>) -> PyResult<&Member> {
+        self.member.get_for(py, self.caller, self.name())
     }
 
     /// Whether a group keeps it.
@@ -51,25 +58,17 @@ impl PyOperation {
 
     /// Waits until it has ended.
     pub(crate) fn finish(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
-        let lane = self.lane.get()?;
-        let mut signal = None;
-        let waited = py.detach(|| {
-            lane.wait(&self.operation, timeout, || {
-                signal = Python::attach(|py| py.check_signals()).err();
-                signal.is_none()
-            })
-        });
+        let member = self.member(py)?;
+        let waited = errors::with_signals(py, |go_on| member.wait(&self.operation, timeout, go_on))?;
         let call = self.name();
         match waited {
             Waited::Ended(Ok(())) => Ok(()),
             Waited::Ended(Err(error)) => Err(self.caller.of(py, call, &error)),
-            Waited::TimedOut => {
+            // A signal's exception has been raised.
+            Waited::TimedOut | Waited::Interrupted => {
                 let seconds = timeout.unwrap_or_default().as_secs_f64();
                 let message = format!("Timed out after {seconds} s: another rank may not have made the call");
                 Err(self.caller.error(py, call, ErrorClass::Timeout, &message))
-            }
-            Waited::Interrupted => {
-                Err(signal.unwrap_or_else(|| errors::new(ErrorClass::Internal, "interrupted".into())))
             }
         }
     }
@@ -96,19 +95,19 @@ impl PyOperation {
 
     /// Whether it has ended.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let lane = self.lane.get()?;
-        Ok(py.detach(|| lane.poll(&self.operation)))
+        let member = self.member(py)?;
+        Ok(py.detach(|| member.poll(&self.operation)))
     }
 
     /// Has a function called, without arguments, when it has ended: at once if it has, otherwise from a thread of the package's.
     fn when_done(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
-        let lane = self.lane.get()?;
+        let member = self.member(py)?;
         match self.operation.call_when_done(callback.clone_ref(py)) {
             Phase::Ended => callback.call0(py).map(drop),
             // The group sees to it.
             Phase::Kept => Ok(()),
             Phase::UnderWay => {
-                let later = py.detach(|| lane.finish_later(&self.operation));
+                let later = py.detach(|| member.finish_later(&self.operation));
                 later.map_err(|error| self.caller.of(py, self.name(), &error))
             }
         }

@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use mccs::ErrorClass;
 use pyo3::prelude::*;
 
-use crate::errors;
+use crate::errors::{self, Caller};
+
+const FORKED: &str = "this process was forked from the one whose session with the service this is, and cannot use it: connect anew, or \
+                      start processes by \"spawn\"";
 
 /// How often this process' line was forked: asking for the process' number is a system call each time.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -45,9 +48,12 @@ impl<T> OfProcess<T> {
     /// # Errors
     /// In a child that was forked after it was made.
     pub(crate) fn get(&self) -> PyResult<&T> {
-        let message = "this process was forked from the one whose session with the service this is, and cannot use it: connect anew, or \
-                       start processes by \"spawn\"";
-        self.here().ok_or_else(|| errors::new(ErrorClass::InvalidUsage, message.into()))
+        self.here().ok_or_else(|| errors::new(ErrorClass::InvalidUsage, FORKED.into()))
+    }
+
+    /// As [`OfProcess::get`], for a rank's call.
+    pub(crate) fn get_for(&self, py: Python<'_>, caller: Caller, call: &str) -> PyResult<&T> {
+        self.here().ok_or_else(|| caller.error(py, call, ErrorClass::InvalidUsage, FORKED))
     }
 }
 

@@ -1,11 +1,11 @@
 //! Sessions with a service, and memory that both map.
 
-use mccs::{Client, Region, UniqueId};
+use mccs::{Client, CommunicatorBuilder, Region, UniqueId};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::argument::Argument;
-use crate::errors;
+use crate::argument::{Argument, duration};
+use crate::errors::{self, Caller};
 use crate::process::OfProcess;
 
 /// A random id for a new communicator: 32 hexadecimal digits. One rank makes it and tells the others.
@@ -28,9 +28,35 @@ pub(crate) struct Session {
     socket: std::path::PathBuf,
 }
 
+/// How a rank joins, as Python says it.
+pub(crate) struct Joining<'a> {
+    pub(crate) unique_id: &'a str,
+    pub(crate) rank: Argument<u32>,
+    pub(crate) nranks: Argument<u32>,
+    pub(crate) root_address: Option<&'a str>,
+    pub(crate) name: Option<&'a str>,
+    pub(crate) timeout: Option<Argument<f64>>,
+}
+
 impl Session {
     pub(crate) fn client(&self) -> PyResult<&Client> {
         self.client.get()
+    }
+
+    /// A rank that is about to join, and who calls for it.
+    pub(crate) fn builder(&self, py: Python<'_>, joining: Joining<'_>) -> PyResult<(CommunicatorBuilder, Caller)> {
+        let refused = |message: String| errors::of_argument(py, "join", &message);
+        let Joining { unique_id, rank, nranks, root_address, name, timeout } = joining;
+        let (rank, nranks) = (rank.get("rank").map_err(refused)?, nranks.get("nranks").map_err(refused)?);
+        let timeout = timeout.map(|timeout| timeout.get("timeout")).transpose().and_then(duration).map_err(refused)?;
+        let mut builder = self.client()?.communicator(parse_id(unique_id)?, rank, nranks).root_address(root_address);
+        if let Some(name) = name {
+            builder = builder.name(name);
+        }
+        if let Some(timeout) = timeout {
+            builder = builder.timeout(timeout);
+        }
+        Ok((builder, Caller { rank, nranks }))
     }
 }
 

@@ -30,6 +30,14 @@ pub(crate) struct Counters {
     pub(crate) copied_bytes: AtomicU64,
 }
 
+impl Counters {
+    /// An operation on the caller's own memory.
+    pub(crate) fn count_in_place(&self, call: &Call) {
+        add(&self.in_place, 1);
+        add(&self.in_place_bytes, (call.part_bytes() * (call.send.len() + call.recv.len())) as u64);
+    }
+}
+
 fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
@@ -217,9 +225,7 @@ impl Slots {
         counters: &Counters,
     ) -> Result<(), Error> {
         enqueue(comm, &operation.call, spans, operation.call.count, &self.slots[index].stream)?;
-        let call = &operation.call;
-        add(&counters.in_place, 1);
-        add(&counters.in_place_bytes, (call.part_bytes() * (call.send.len() + call.recv.len())) as u64);
+        counters.count_in_place(&operation.call);
         self.hold(index, operation, Vec::new(), true);
         Ok(())
     }

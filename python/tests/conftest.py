@@ -85,10 +85,10 @@ def run(function: Callable[..., Any], nranks: int, *arguments: Any) -> list[Any]
 
 
 @contextmanager
-def running(folder: Path, settings: str = "") -> Iterator[Path]:
+def running(folder: Path, settings: str = "", cuda: str = 'use = "off"') -> Iterator[Path]:
     """A service in a folder; gives its tenants' socket."""
     config = folder / "service.toml"
-    config.write_text(f'[service]\nruntime_dir = "{folder}"\n{settings}\n[cuda]\nuse = "off"\n')
+    config.write_text(f'[service]\nruntime_dir = "{folder}"\n{settings}\n[cuda]\n{cuda}\n')
     command = [service.program("mccs-service"), "--config", config]
     with open(folder / "log", "wb") as log:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)

@@ -30,7 +30,7 @@ SECTIONS = {
     for part in PAGE.split("\n## ")
 }
 #: Sections with tests of their own.
-OTHERS = {"PyTorch", "JAX", "Beside mpi4py", "Tables of pandas", "Policies", "Without a service"}
+OTHERS = {"GPUs", "PyTorch", "JAX", "Beside mpi4py", "Tables of pandas", "Policies", "Without a service"}
 JOIN = next(iter(SECTIONS))
 
 

@@ -38,6 +38,25 @@ with mccs.group():
 assert_type(comm.counters(), dict[str, int])
 
 
+class OnGpu:
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {}
+
+
+class Stream:
+    ptr = 7
+
+
+on_gpu = mccs.init(device=0)
+assert_type(on_gpu.device, int | None)
+on_gpu.all_reduce(OnGpu())
+assert_type(on_gpu.send(OnGpu(), 1, blocking=False, stream=Stream()), mccs.Operation)
+on_gpu.barrier(stream=on_gpu.stream)
+on_gpu.barrier(stream="0")  # wrong: call-overload
+mccs.init(device="0")  # wrong: arg-type
+
+
 async def waits() -> None:
     await comm.barrier(blocking=False)
     await comm.barrier()  # wrong: misc

@@ -63,7 +63,7 @@ impl Comm {
             return Err(self.error(kind.name(), &format!("there is no rank {peer}")));
         }
         let call = Call { kind, data_type, op, root: peer, count, send, recv };
-        let operation = Arc::new(Operation::new(call, Vec::new()));
+        let operation = Arc::new(Operation::new(call, Vec::new(), None));
         self.lane.submit(&operation).map_err(|error| self.error(kind.name(), &error.to_string()))?;
         Ok(Request { comm: Arc::clone(self), operation })
     }

@@ -66,12 +66,21 @@ impl CommunicatorBuilder {
     /// [`Error::Cuda`] where no context is current or the driver refuses. [`Error::Refused`] where the service has no such GPU, ranks
     /// contradict each other or are missing at a time-out, or the tenant is over its quota.
     pub fn join_cuda(&self) -> Result<CudaCommunicator, Error> {
+        self.join_cuda_while(|| true)
+    }
+
+    /// As [`CommunicatorBuilder::join_cuda`]. Asks several times a second whether to go on waiting for the others; a rank that does not
+    /// gives up, as at its time-out.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::join_cuda`]; [`Error::Refused`] where this rank gave up.
+    pub fn join_cuda_while(&self, mut go_on: impl FnMut() -> bool) -> Result<CudaCommunicator, Error> {
         mccs_cuda::driver()?;
         let context = Context::current().map_err(cuda_error)?;
         let gpu = context.gpu().id.0;
         let joining = self.send(Some(gpu))?;
         let (client, rank, nranks) = (&self.client, self.rank, self.nranks);
-        match client.wait_for_join(&joining, self, &mut || true)? {
+        match client.wait_for_join(&joining, self, &mut go_on)? {
             (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
                 let made = DeviceInitiatedCommunicator::join(client, comm, rank, nranks, context, &share, &fds)?;
                 Ok(CudaCommunicator::new(Backend::DeviceInitiated(Arc::new(made))))
