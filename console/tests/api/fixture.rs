@@ -62,6 +62,11 @@ impl Console {
         Console { child, address: address.unwrap_or_else(|| panic!("it says {line:?}")), _folder: folder }
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).expect("a connection")
     }

@@ -5,3 +5,4 @@ mod bad_input;
 mod documents;
 mod fixture;
 mod patience;
+mod slow;
