@@ -19,6 +19,10 @@ use crate::requests::LIVENESS_EVERY;
 use crate::shm_exchange::{Attempt, Round, attempt, post};
 use crate::stream::StreamShared;
 
+/// Looks at a pending round before the next call hands it to the service, which takes longer: others are about to post as a rule. A
+/// microsecond or two.
+const LOOKS_BEFORE_HAND_OVER: u32 = 64;
+
 /// State that is changed in one order, under one lock.
 pub(crate) struct Submission {
     commands: Producer<Command>,
@@ -88,7 +92,7 @@ impl Inner {
         command: Command,
     ) -> Result<(), Error> {
         let mut submission = self.submission();
-        self.settle(&mut submission, stream)?;
+        self.settle_for_next(&mut submission, stream)?;
         if !stream.is_ordered
             && let Some((shm_exchange, call)) = comm.round_of(&command)
             && self.play(&mut submission, stream, comm, shm_exchange, call, &command)?
@@ -141,7 +145,9 @@ impl Inner {
         call: CollectiveSignature,
         command: &Command,
     ) -> Result<bool, Error> {
-        self.settle_of(submission, comm)?;
+        if let Some(stream) = submission.order(comm).pending_on.upgrade() {
+            self.settle_for_next(submission, &stream)?;
+        }
         let order = submission.order(comm);
         let number = order.rounds + 1;
         if !stream.is_idle() || !order.is_idle() || shm_exchange.allowed() < number {
@@ -162,6 +168,23 @@ impl Inner {
             self.push(submission, &posted)?;
         }
         Ok(true)
+    }
+
+    /// As [`Inner::settle`], for a call that comes behind.
+    fn settle_for_next(&self, submission: &mut Submission, stream: &StreamShared) -> Result<(), Error> {
+        for _ in 0..LOOKS_BEFORE_HAND_OVER {
+            let mut pending = locked(&stream.pending);
+            let Some(round) = pending.as_ref() else { return Ok(()) };
+            match round.attempt(&self.regions()) {
+                Attempt::Ended => {
+                    *pending = None;
+                    return Ok(());
+                }
+                Attempt::Waiting => std::hint::spin_loop(),
+                Attempt::Contradiction => break,
+            }
+        }
+        self.settle(submission, stream)
     }
 
     fn settle(&self, submission: &mut Submission, stream: &StreamShared) -> Result<(), Error> {

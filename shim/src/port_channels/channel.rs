@@ -16,6 +16,11 @@ use crate::requests::LIVENESS_EVERY;
 /// Longest put of one trigger: whole pages.
 const PUT_AT_ONCE: u64 = PUT_BYTES_MAX / 4096 * 4096;
 
+/// For how long a wait that has ended waits for the reason, once.
+const REASON_WITHIN: Duration = Duration::from_millis(500);
+/// How often it looks.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
+
 /// A channel to a peer under a tag, with a memory to put from and one of the peer's to put into. See [`PortChannels`](super::PortChannels).
 ///
 /// All calls may be made by any number of threads at once. Those that hand over (`put`, `signal`) return at once, unless the FIFO is full.
@@ -257,11 +262,19 @@ impl PortChannel {
         format!("signal {next} of ({peer}, tag {tag}), for which rank {rank} waits,")
     }
 
-    /// Why no signal comes any more.
+    /// Why no signal comes any more. That a peer on another host sends none is known before it is known whether it has left or died.
     fn ended(&self) -> Error {
         let Shared { client, comm, .. } = &*self.shared;
         let awaited = self.awaited();
-        match client.0.comm_failure(comm.handle()) {
+        let ended_since = self.connection.ended_since.get_or_init(Instant::now);
+        let reason = loop {
+            let reason = client.0.comm_failure(comm.handle());
+            if reason.is_some() || ended_since.elapsed() >= REASON_WITHIN {
+                break reason;
+            }
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        };
+        match reason {
             Some(Error::Failed { class, message, origin }) => {
                 Error::Failed { class, message: format!("{awaited} does not come: {message}"), origin }
             }

@@ -34,7 +34,8 @@ mod memory;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 use mccs_cuda::DeviceAddress;
 use mccs_ipc::command::BufferRef;
@@ -92,6 +93,8 @@ struct Connection {
     number: u32,
     /// Signals that threads have taken.
     taken: AtomicU64,
+    /// When this process first found that no signal comes any more.
+    ended_since: OnceLock<Instant>,
 }
 
 impl std::fmt::Debug for PortChannels {
@@ -307,7 +310,8 @@ impl Shared {
         }
         match self.ask(PortChannelRequest::Connect { peer, tag })? {
             PortChannelAnswer::Connection(number) => {
-                let made = Arc::new(Connection { peer, tag, number, taken: AtomicU64::new(0) });
+                let made =
+                    Arc::new(Connection { peer, tag, number, taken: AtomicU64::new(0), ended_since: OnceLock::new() });
                 connections.insert(name, Arc::clone(&made));
                 Ok(made)
             }
