@@ -25,6 +25,7 @@ pub(crate) fn register<T: Close + 'static>(member: &Arc<T>) {
 
 /// Closes this process' communicators.
 #[pyfunction]
+#[pyo3(name = "_close_all")]
 pub(crate) fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *OPEN.lock().unwrap_or_else(PoisonError::into_inner));
     let members = open.iter().filter_map(|member| member.here()?.upgrade());

@@ -37,6 +37,9 @@ fn _mccs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::PyGroup>()?;
     module.add_function(wrap_pyfunction!(session::unique_id, module)?)?;
     module.add_function(wrap_pyfunction!(mpi::mpi_serve, module)?)?;
-    module.py().import("atexit")?.call_method1("register", (wrap_pyfunction!(at_exit::close_all, module)?,))?;
+    let close_all = wrap_pyfunction!(at_exit::close_all, module)?;
+    module.py().import("atexit")?.call_method1("register", (&close_all,))?;
+    // Not in `__all__`: for tests, whose processes end at once.
+    module.setattr("_close_all", close_all)?;
     Ok(())
 }
