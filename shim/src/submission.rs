@@ -92,7 +92,7 @@ impl Inner {
         command: Command,
     ) -> Result<(), Error> {
         let mut submission = self.submission();
-        self.settle_for_next(&mut submission, stream)?;
+        self.settle(&mut submission, stream, LOOKS_BEFORE_HAND_OVER)?;
         if !stream.is_ordered
             && let Some((shm_exchange, call)) = comm.round_of(&command)
             && self.play(&mut submission, stream, comm, shm_exchange, call, &command)?
@@ -105,25 +105,25 @@ impl Inner {
     /// Puts operations of one stream into the ring, in order and without others between.
     pub(crate) fn submit_group(&self, stream: &Arc<StreamShared>, operations: &[Numbered]) -> Result<(), Error> {
         let mut submission = self.submission();
-        self.settle(&mut submission, stream)?;
+        self.settle(&mut submission, stream, 1)?;
         operations.iter().try_for_each(|(comm, command)| self.give_to_service(&mut submission, stream, comm, *command))
     }
 
     /// Ends the round that is pending on a stream, or hands it to the service.
     pub(crate) fn settle_stream(&self, stream: &StreamShared) -> Result<(), Error> {
-        self.settle(&mut self.submission(), stream)
+        self.settle(&mut self.submission(), stream, 1)
     }
 
     /// Ends all rounds that a communicator may have pending, or hands them to the service.
     pub(crate) fn settle_comm(&self, comm: &CommShared) -> Result<(), Error> {
-        self.settle_of(&mut self.submission(), comm)
+        self.settle_of(&mut self.submission(), comm, 1)
     }
 
     /// Ends all rounds that are pending, or hands them to the service.
     pub(crate) fn settle_all(&self) -> Result<(), Error> {
         let mut submission = self.submission();
         let streams: Vec<_> = submission.orders.iter().filter_map(|order| order.pending_on.upgrade()).collect();
-        streams.iter().try_for_each(|stream| self.settle(&mut submission, stream))
+        streams.iter().try_for_each(|stream| self.settle(&mut submission, stream, 1))
     }
 
     /// Puts an operation of ranks on GPUs into the ring.
@@ -145,9 +145,7 @@ impl Inner {
         call: CollectiveSignature,
         command: &Command,
     ) -> Result<bool, Error> {
-        if let Some(stream) = submission.order(comm).pending_on.upgrade() {
-            self.settle_for_next(submission, &stream)?;
-        }
+        self.settle_of(submission, comm, LOOKS_BEFORE_HAND_OVER)?;
         let order = submission.order(comm);
         let number = order.rounds + 1;
         if !stream.is_idle() || !order.is_idle() || shm_exchange.allowed() < number {
@@ -170,28 +168,18 @@ impl Inner {
         Ok(true)
     }
 
-    /// As [`Inner::settle`], for a call that comes behind.
-    fn settle_for_next(&self, submission: &mut Submission, stream: &StreamShared) -> Result<(), Error> {
-        for _ in 0..LOOKS_BEFORE_HAND_OVER {
-            let mut pending = locked(&stream.pending);
-            let Some(round) = pending.as_ref() else { return Ok(()) };
-            match round.attempt(&self.regions()) {
-                Attempt::Ended => {
-                    *pending = None;
-                    return Ok(());
-                }
-                Attempt::Waiting => std::hint::spin_loop(),
-                Attempt::Contradiction => break,
-            }
-        }
-        self.settle(submission, stream)
-    }
-
-    fn settle(&self, submission: &mut Submission, stream: &StreamShared) -> Result<(), Error> {
+    /// Ends the round that is pending on a stream, or hands it to the service after so many looks.
+    fn settle(&self, submission: &mut Submission, stream: &StreamShared, looks: u32) -> Result<(), Error> {
         // Held to the end: who waits for the stream finds the round, or the ticket that it was handed over with.
         let mut pending = locked(&stream.pending);
         let Some(round) = pending.as_ref() else { return Ok(()) };
-        if round.attempt(&self.regions()) != Attempt::Ended {
+        let has_ended = (0..looks).any(|look| {
+            if look > 0 {
+                std::hint::spin_loop();
+            }
+            round.attempt(&self.regions()) == Attempt::Ended
+        });
+        if !has_ended {
             self.enqueue(submission, stream, &round.comm, round.hand_over())?;
         }
         *pending = None;
@@ -199,9 +187,9 @@ impl Inner {
     }
 
     /// A communicator's operations go out in their order, whatever streams they are on.
-    fn settle_of(&self, submission: &mut Submission, comm: &CommShared) -> Result<(), Error> {
+    fn settle_of(&self, submission: &mut Submission, comm: &CommShared, looks: u32) -> Result<(), Error> {
         let stream = submission.order(comm).pending_on.upgrade();
-        stream.map_or(Ok(()), |stream| self.settle(submission, &stream))
+        stream.map_or(Ok(()), |stream| self.settle(submission, &stream, looks))
     }
 
     fn give_to_service(
@@ -211,7 +199,7 @@ impl Inner {
         comm: &CommShared,
         mut command: Command,
     ) -> Result<(), Error> {
-        self.settle_of(submission, comm)?;
+        self.settle_of(submission, comm, 1)?;
         let order = submission.order(comm);
         if comm.round_of(&command).is_some() {
             command.flags |= FLAG_ROUND;
