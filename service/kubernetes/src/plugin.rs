@@ -50,7 +50,7 @@ impl Plugin {
                 "a container has one socket: ask for 1 of {what}, not {asked}"
             )));
         };
-        self.slot(device)?;
+        self.slots.give(&self.kind, self.slot(device)?);
         let cdi_devices = vec![CdiDevice { name: cdi::device(device) }];
         Ok(ContainerAllocateResponse { cdi_devices, ..ContainerAllocateResponse::default() })
     }

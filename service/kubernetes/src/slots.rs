@@ -2,7 +2,11 @@
 //!
 //! ```text
 //! free --PreStartContainer: pods name its container--> a tenant is added --no pod names it any more--> taken away
+//!                                                      or another pod is given the slot (Allocate)
 //! ```
+//!
+//! Names alone do not tell pods apart: a StatefulSet's next pod has the name of the one before. kubelet gives a slot to a pod once, before
+//! its containers start, and again only when that pod has ended. A slot that has been given begins anew.
 //!
 //! kubelet alone knows who has a slot, and says when a container starts, never when it has ended: that is looked at. Both are done
 //! under one lock, so that no look from before takes a tenant away that has just been added.
@@ -10,9 +14,10 @@
 //! A kubelet that has just started knows no pod, and hears of them one after the other once the API server answers. Its answer says who
 //! has a slot; that somebody has none, only once it has [settled](Settling).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -83,18 +88,30 @@ fn socket_id(path: &Path) -> Option<SocketId> {
     Some([of.dev(), of.ino(), of.ctime() as u64, of.ctime_nsec() as u64])
 }
 
+/// Tenants of slots that have been given away, shared with calls of the service: those go on when kubelet waits for them no more.
+#[derive(Clone, Default)]
+struct Gifts(Arc<std::sync::Mutex<BTreeSet<String>>>);
+
+impl Gifts {
+    fn all(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// See the module's documentation.
 pub struct Slots {
     file: KubernetesFile,
     /// Held while kubelet is asked and the service does what follows.
     asking: Mutex<Option<Settling>>,
+    /// Tenants of slots that kubelet has given to a pod, of which no container has started: a tenant of that name is a former pod's.
+    given: Gifts,
 }
 
 impl Slots {
     /// The slots of a node.
     #[must_use]
     pub fn new(file: KubernetesFile) -> Self {
-        Slots { file, asking: Mutex::default() }
+        Slots { file, asking: Mutex::default(), given: Gifts::default() }
     }
 
     /// The operator's file.
@@ -151,6 +168,11 @@ impl Slots {
         (slot < self.file.tenant.get(kind)?.slots && id(kind, slot) == device).then_some(slot)
     }
 
+    /// kubelet gives a slot to a pod: nothing of the slot's tenant is that pod's.
+    pub fn give(&self, kind: &str, slot: u32) {
+        self.given.all().insert(tenant_name(kind, slot));
+    }
+
     /// A container that has a slot is about to start.
     ///
     /// # Errors
@@ -162,10 +184,17 @@ impl Slots {
         let holder = holder.with_context(|| format!("kubelet names no pod that has {}", id(kind, slot)))?;
         let tenant = self.tenant(kind, name, &holder)?;
         let (control, timeout) = (self.file.control_socket(), self.file.timeout.0);
-        let added = tenant.clone();
-        spawn_blocking(move || add(&control, &added, timeout))
-            .await?
-            .context("the service does not have the tenant")?;
+        let (added, given) = (tenant.clone(), self.given.clone());
+        let adding = move || {
+            // Taken first: a gift that comes meanwhile is the next pod's.
+            let begins_anew = given.all().remove(&added.name);
+            let done = add(&control, &added, begins_anew, timeout);
+            if begins_anew && done.is_err() {
+                given.all().insert(added.name);
+            }
+            done
+        };
+        spawn_blocking(adding).await?.context("the service does not have the tenant")?;
         tracing::info!(tenant = tenant.name, ?holder, "a container has a tenant");
         Ok(())
     }
@@ -173,7 +202,8 @@ impl Slots {
     fn tenant(&self, kind: &str, name: String, holder: &Holder) -> anyhow::Result<TenantConfig> {
         let Some(of) = self.file.tenant.get(kind) else { bail!("there is no [tenant.{kind}]") };
         let Holder { namespace, pod, container } = holder.clone();
-        let labels = [("namespace", namespace), (OWN_LABEL, pod.clone()), ("container", container), ("job", pod)];
+        let job = job_of(&pod).to_owned();
+        let labels = [("namespace", namespace), (OWN_LABEL, pod), ("container", container), ("job", job)];
         let tenant = of.terms.tenant_called(name);
         Ok(TenantConfig {
             rules: tenant.rules.or(Some(kind.to_owned())),
@@ -205,10 +235,10 @@ impl Slots {
         }
         let holders = self.holders(&mut asking).await?;
         let settles_within = LOOKS_TO_SETTLE * self.file.look_every.0;
-        if asking.as_ref().is_none_or(|settling| settling.since.elapsed() < settles_within) {
-            return Ok(true);
-        }
-        for name in listed.into_iter().filter(|name| !holders.contains_key(name)) {
+        let is_settled = asking.as_ref().is_some_and(|settling| settling.since.elapsed() >= settles_within);
+        let given = self.given.all().clone();
+        let has_ended = |name: &String| given.contains(name) || (is_settled && !holders.contains_key(name));
+        for name in listed.into_iter().filter(has_ended) {
             let (control, gone) = (control.clone(), name.clone());
             // Containers that start do not wait for those that end: what is left of a tenant goes by itself.
             match spawn_blocking(move || tenants::remove(&control, &gone, Duration::ZERO)).await? {
@@ -227,8 +257,27 @@ impl Slots {
     }
 }
 
+/// The job of a pod, by its name. An Indexed Job's pods are named `JOB-INDEX-RANDOM`, and are one job; any other pod is its own.
+fn job_of(pod: &str) -> &str {
+    /// Letters and digits of random parts of names.
+    const RANDOM: &str = "bcdfghjklmnpqrstvwxz2456789";
+    const RANDOM_CHARS: usize = 5;
+    /// Digits of the greatest index, 99,999. Longer numbers are times, which CronJobs have in names.
+    const INDEX_DIGITS_MAX: usize = 5;
+    let mut parts = pod.rsplitn(3, '-');
+    let (Some(random), Some(index), Some(job)) = (parts.next(), parts.next(), parts.next()) else { return pod };
+    let is_random = random.len() == RANDOM_CHARS && random.chars().all(|c| RANDOM.contains(c));
+    let is_index = (1..=INDEX_DIGITS_MAX).contains(&index.len())
+        && index.bytes().all(|digit| digit.is_ascii_digit())
+        && (index == "0" || !index.starts_with('0'));
+    if is_random && is_index && !job.is_empty() { job } else { pod }
+}
+
 /// Adds a tenant. One of another pod, which has had the slot before, is taken away first: nobody inherits anything.
-fn add(control: &Path, tenant: &TenantConfig, timeout: Duration) -> Result<PathBuf, TenantError> {
+fn add(control: &Path, tenant: &TenantConfig, begins_anew: bool, timeout: Duration) -> Result<PathBuf, TenantError> {
+    if begins_anew {
+        tenants::remove(control, &tenant.name, timeout)?;
+    }
     match tenants::add(control, tenant, timeout) {
         Err(TenantError::Refused(_)) => {
             tenants::remove(control, &tenant.name, timeout)?;
@@ -248,5 +297,33 @@ fn own_tenants(control: &Path) -> Result<Vec<String>, TenantError> {
             .map(|row| row.tenant)
             .collect()),
         answer => Err(TenantError::Answer(format!("{answer:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_of_an_indexed_job_are_one_job() {
+        for (pod, job) in [
+            ("train-0-x7k2p", "train"),
+            ("train-99999-bbbbb", "train"),
+            ("llm-70b-12-zz245", "llm-70b"),
+            ("set-workers-0-3-9tq4w", "set-workers-0"),
+            // Pods of their own, of a StatefulSet, a Deployment, a CronJob, and a Job without indexes.
+            ("llm-0", "llm-0"),
+            ("web-7d4b9c6f5-x7k2p", "web-7d4b9c6f5-x7k2p"),
+            ("nightly-28374920-x7k2p", "nightly-28374920-x7k2p"),
+            ("train-x7k2p", "train-x7k2p"),
+            // No index, and no random part: it has no vowels, and five characters.
+            ("train-007-x7k2p", "train-007-x7k2p"),
+            ("train-3-model", "train-3-model"),
+            ("train-3-x7k2", "train-3-x7k2"),
+            ("-3-x7k2p", "-3-x7k2p"),
+            ("", ""),
+        ] {
+            assert_eq!(job_of(pod), job, "{pod}");
+        }
     }
 }

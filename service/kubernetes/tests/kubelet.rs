@@ -295,6 +295,51 @@ async fn a_slot_of_another_pod_is_taken_over_without_anything_of_it() {
     node.until_no_tenant_is_left().await;
 }
 
+/// As of a StatefulSet: kubelet's list is the same before and after, and only the gift of the slot tells the pods apart.
+#[tokio::test]
+async fn a_slot_begins_anew_for_a_pod_of_the_same_name() {
+    watchdog();
+    let mut node = Node::start().await;
+    let mut plugin = node.plugin().await;
+    node.admit("ml", "llm-0", "training-0");
+    let mut before: Option<Client> = None;
+    for _ in 0..3 {
+        plugin.allocate(allocate_request(&["training-0"])).await.expect("allocated");
+        if let Some(client) = before.take() {
+            let why = client.create_stream().err().map(|error| error.to_string());
+            // The plugin's look may come before or after.
+            assert!(why.is_none_or(|why| why.contains("has taken tenant k8s-training-0 away")));
+            plugin.pre_start_container(start_request("training-0")).await.expect("it may start");
+            let why = client.create_stream().expect_err("the first pod's").to_string();
+            assert!(why.contains("has taken tenant k8s-training-0 away"), "{why}");
+        } else {
+            plugin.pre_start_container(start_request("training-0")).await.expect("it may start");
+        }
+        let client = Client::connect(node.socket("training-0")).expect("a session");
+        // A container that crashes is of the same pod: others of it go on.
+        plugin.pre_start_container(start_request("training-0")).await.expect("it may start again");
+        tokio::time::sleep(node.file.look_every.0 * 3).await;
+        drop(client.create_stream().expect("the session goes on"));
+        before = Some(client);
+    }
+    // Nothing of the former pod waits for the next one's start, which may take as long as an image does.
+    plugin.allocate(allocate_request(&["training-0"])).await.expect("allocated");
+    node.until_no_tenant_is_left().await;
+}
+
+#[tokio::test]
+async fn pods_of_an_indexed_job_have_its_name_as_their_job() {
+    watchdog();
+    let mut node = Node::start().await;
+    let mut plugin = node.plugin().await;
+    for (pod, device) in [("llm-70b-0-x7k2p", "training-0"), ("llm-70b-1-9tq4w", "training-1")] {
+        node.admit("ml", pod, device);
+        plugin.pre_start_container(start_request(device)).await.expect("it may start");
+    }
+    let rows = node.tenants().await;
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["labels"]["job"] == "llm-70b"), "{rows:?}");
+}
+
 #[tokio::test]
 async fn a_service_that_is_away_takes_no_container_and_a_kubelet_that_restarts_is_told_again() {
     watchdog();
