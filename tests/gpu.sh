@@ -243,6 +243,7 @@ services() {
         lane "PyTorch through one service" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" MCCS_HOST_STAGED=1 python3 tests/pytorch.py "$gpus" "$strict"
     fi
     python_arrays
+    python_torch
 }
 
 # GPUs' arrays in Python: by kernels, through one service, and through two.
@@ -256,6 +257,20 @@ python_arrays() {
         for nranks in 1 $counts; do lane "arrays of GPUs in Python, $nranks ranks" python3 tests/python_gpu.py "$nranks"; done
         [ "$gpus" = 1 ] || lane "arrays of GPUs in Python, through one service" python3 tests/python_gpu.py "$gpus" "$strict"
         [ "$gpus" = 1 ] || lane "arrays of GPUs in Python, over two services" python3 tests/python_gpu.py "$gpus" ${two/,/ }
+    fi
+}
+
+# PyTorch's process group of mccs. Ranks of one GPU take turns.
+python_torch() {
+    if ! python3 -c 'import mccs' 2>/dev/null; then
+        absent "PyTorch's process group of mccs" "the package mccs is not installed here (python/build-wheel)"
+    elif ! python3 -c 'import torch' 2>/dev/null; then
+        absent "PyTorch's process group of mccs" "there is no PyTorch here"
+    else
+        local nranks
+        for nranks in 1 ${counts:-2}; do lane "PyTorch's process group of mccs, $nranks ranks" python3 tests/python_torch.py "$nranks"; done
+        lane "PyTorch's process group of mccs, through one service" python3 tests/python_torch.py 2 "$strict"
+        lane "PyTorch's process group of mccs, over two services" python3 tests/python_torch.py 2 ${two/,/ }
     fi
 }
 

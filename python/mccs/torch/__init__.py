@@ -1,6 +1,7 @@
 """PyTorch's distributed package over mccs: ``import mccs.torch``, then ``init_process_group("mccs")``.
 
-Tensors are in the host's memory. Those of :func:`empty` are the service's memory, too, and are not
+Tensors are in the host's memory or on a GPU, each kind with a communicator of its own. On a GPU calls
+are enqueued on streams, as NCCL's. In the host's memory those of :func:`empty` are the service's memory, too, and are not
 copied; all others are copied through it in pieces. ``group.counters()`` tells how many were.
 """
 
@@ -30,9 +31,15 @@ def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 
 def _create(options: dist.distributed_c10d._DistributedBackendOptions, _: object) -> ProcessGroup:
+    outer = getattr(options, "process_group", None)
     return ProcessGroup(
-        options.store, options.group_rank, options.group_size, options.timeout, options.group_id
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.group_id,
+        None if outer is None else outer.bound_device_id,
     )
 
 
-dist.Backend.register_backend("mccs", _create, extended_api=True, devices=["cpu"])
+dist.Backend.register_backend("mccs", _create, extended_api=True, devices=["cpu", "cuda"])

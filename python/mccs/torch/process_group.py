@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend as C10dBackend
 from torch.distributed import ReduceOp
 
 import mccs
 from mccs._mccs import Operation
 from mccs.errors import InvalidArgument
+from mccs.torch.placed import Placed, call_of
 from mccs.torch.work import Work
 
 #: Types whose elements collectives combine, by the service's names.
@@ -62,41 +62,8 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-class _Names(C10dBackend):
-    """PyTorch asks a group's backend for devices and names. The group has its calls itself."""
-
-    def getBackendName(self) -> str:
-        return "mccs"
-
-    name = getBackendName
-
-
-class ProcessGroup(dist.ProcessGroup):
+class ProcessGroup(Placed):
     """See the module. Tensors of a call stay its own until its work has been waited for."""
-
-    def __init__(
-        self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str = ""
-    ) -> None:
-        super().__init__(rank, size)
-        self._store, self._rank, self._size = store, rank, size
-        self._timeout, self._barriers = timeout, 0
-        self._names = _Names(rank, size)
-        kind = dist.ProcessGroup.BackendType.CUSTOM
-        self._set_default_backend(kind)
-        self._register_backend(torch.device("cpu"), kind, self._names)
-        if rank == 0:
-            address = mccs.session().root_address or ""
-            store.set("mccs", f"{mccs.unique_id()} {address}")
-        unique_id, _, address = store.get("mccs").decode().partition(" ")
-        self._comm = mccs.Communicator(
-            mccs.session(),
-            unique_id,
-            rank,
-            size,
-            root_address=address or None,
-            name=f"torch {name}".strip(),
-            timeout=timeout.total_seconds(),
-        )
 
     # Its kind.
 
@@ -112,13 +79,6 @@ class ProcessGroup(dist.ProcessGroup):
         return "mccs"
 
     getBackendName = _get_backend_name = name
-
-    def get_backend(self, device: torch.device) -> ProcessGroup:
-        if torch.device(device).type != "cpu":
-            raise self._error("get_backend", f"this group has tensors of the host's memory alone, not of {device}")
-        return self
-
-    _get_backend = get_backend
 
     @property
     def supports_splitting(self) -> bool:
@@ -136,30 +96,16 @@ class ProcessGroup(dist.ProcessGroup):
 
     _set_default_timeout = set_timeout
 
-    def counters(self) -> dict[str, int]:
-        """How operations went: ``in_place``, ``copied`` and ``copied_bytes``."""
-        return self._comm.counters()
-
-    def abort(self) -> None:
-        """Ends the group on all ranks: calls under way fail."""
-        self._comm.abort()
-
-    def shutdown(self) -> None:
-        self._comm.close()
-
     # Arguments.
-
-    def _error(self, call: str, message: str, kind: type[mccs.Error] = InvalidArgument) -> mccs.Error:
-        error = kind(f"rank {self._rank} of {self._size}, {call}: {message}")
-        error.rank, error.call = self._rank, call
-        return error
 
     def _check(self, call: str, *tensors: torch.Tensor) -> None:
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 raise self._error(call, f"{type(tensor).__name__} is no tensor")
-            if tensor.device.type != "cpu":
-                raise self._error(call, f"a tensor is on {tensor.device}, and this group has the host's memory alone")
+            gpu = self._enqueuing()
+            place = torch.device("cpu") if gpu is None else gpu.device
+            if tensor.device != place:
+                raise self._error(call, f"a tensor is on {tensor.device}, and this call's are on {place}")
             if tensor.layout != torch.strided:
                 raise self._error(call, f"a tensor has the layout {tensor.layout}, and not {torch.strided}")
             if not tensor.is_contiguous():
@@ -211,10 +157,14 @@ class ProcessGroup(dist.ProcessGroup):
         result: Any,
         opts: Any = None,
         after: Callable[[], None] | None = None,
-    ) -> Work:
+    ) -> Any:
         timeout = getattr(opts, "timeout", None)
         if timeout is None or timeout <= timedelta(0):
             timeout = self._timeout
+        if (gpu := self._enqueuing()) is not None and gpu.call is not None:
+            gpu.call.after.extend([] if after is None else [after])
+            # A batch has one work, at its end.
+            return None if gpu.call.is_coalescing else gpu.end(result, timeout)
         return Work(operations, result, timeout, self._comm.abort, after)
 
     def _combine(
@@ -227,17 +177,7 @@ class ProcessGroup(dist.ProcessGroup):
         root: int = 0,
     ) -> Operation:
         name, dtype, factor, times = self._operator(call, op, send[0].dtype)
-        return self._comm.start(
-            call,
-            dtype,
-            count * times,
-            [tensor.data_ptr() for tensor in send],
-            [tensor.data_ptr() for tensor in recv],
-            op=name,
-            factor=factor,
-            root=root,
-            owner=(send, recv),
-        )
+        return self._start(call, dtype, count * times, send, recv, op=name, factor=factor, root=root)
 
     def _move(
         self,
@@ -249,15 +189,7 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Operation:
         """Parts as bytes: these can have any type."""
         count = part if isinstance(part, int) else part.numel() * part.element_size()
-        return self._comm.start(
-            call,
-            "uint8",
-            count,
-            [tensor.data_ptr() for tensor in send],
-            [tensor.data_ptr() for tensor in recv],
-            root=root,
-            owner=(send, recv),
-        )
+        return self._start(call, "uint8", count, send, recv, root=root)
 
     def _parts(self, call: str, whole: torch.Tensor, part: torch.Tensor) -> list[torch.Tensor]:
         if whole.dtype != part.dtype or whole.numel() != part.numel() * self._size:
@@ -269,6 +201,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     # Collectives.
 
+    @call_of("all_reduce")
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo and getattr(op, "op", op) == ReduceOp.SUM:
@@ -291,8 +224,8 @@ class ProcessGroup(dist.ProcessGroup):
     def _allreduce_sparse(self, tensor: torch.Tensor, result: Any, opts: Any) -> Work:
         """All ranks' elements, gathered and summed. Ranks have as many as they like, and tell each other first."""
         own = tensor.coalesce()
-        count = torch.tensor([own._nnz()])
-        counts = torch.empty(self._size, dtype=count.dtype)
+        count = torch.tensor([own._nnz()], device=tensor.device)
+        counts = count.new_empty(self._size)
         self._work([self._move("all_gather", [count], list(counts.chunk(self._size)), count)], None, opts).wait()
         # As long on all ranks.
         parts = [own.indices().t(), own.values()]
@@ -308,24 +241,28 @@ class ProcessGroup(dist.ProcessGroup):
         operations = [self._move("all_gather", [padded], of, padded) for padded, of in zip(sent, every)]
         return self._work(operations, result, opts, combine)
 
+    @call_of("all_reduce")
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         self._check("all_reduce", *tensors)
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         operations = [self._combine("all_reduce", [each], [each], each.numel(), op) for each in tensors]
         return self._work(operations, tensors, opts)
 
+    @call_of("broadcast")
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         tensor = self._one("broadcast", tensors)
         root = 0 if opts is None else opts.rootRank
         send = tensors if root == self._rank else []
         return self._work([self._move("broadcast", send, tensors, tensor, root)], tensors, opts)
 
+    @call_of("reduce")
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         tensor = self._one("reduce", tensors)
         recv = tensors if opts.rootRank == self._rank else []
         operation = self._combine("reduce", tensors, recv, tensor.numel(), opts.reduceOp, opts.rootRank)
         return self._work([operation], tensors, opts)
 
+    @call_of("all_gather")
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
@@ -336,6 +273,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._same("all_gather", outputs[0], tensor)
         return self._work([self._move("all_gather", inputs, outputs[0], tensor)], outputs[0], opts)
 
+    @call_of("all_gather")
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         return self._work([self._gather_single(output, tensor)], [output], opts)
 
@@ -343,12 +281,14 @@ class ProcessGroup(dist.ProcessGroup):
         self._check("all_gather", output, tensor)
         return self._move("all_gather", [tensor], self._parts("all_gather", output, tensor), tensor)
 
+    @call_of("all_gather")
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._work([self._gather_single(output, tensor) for output, tensor in pairs], outputs, opts)
 
+    @call_of("all_gather")
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
@@ -363,6 +303,7 @@ class ProcessGroup(dist.ProcessGroup):
             operations.append(self._move("all_gather", [tensor], parts, tensor))
         return self._work(operations, outputs, opts)
 
+    @call_of("reduce_scatter")
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Work:
@@ -381,9 +322,11 @@ class ProcessGroup(dist.ProcessGroup):
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         return self._combine("reduce_scatter", parts, [output], output.numel(), op)
 
+    @call_of("reduce_scatter")
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         return self._work([self._scatter_single(output, tensor, opts)], [output], opts)
 
+    @call_of("reduce_scatter")
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
@@ -391,6 +334,7 @@ class ProcessGroup(dist.ProcessGroup):
         operations = [self._scatter_single(output, tensor, opts) for output, tensor in pairs]
         return self._work(operations, outputs, opts)
 
+    @call_of("gather")
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Work:
         tensor = self._one("gather", inputs)
         recv: list[torch.Tensor] = []
@@ -408,6 +352,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     gather_into_tensor = gather_single
 
+    @call_of("scatter")
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Work:
         output = self._one("scatter", outputs)
         send: list[torch.Tensor] = []
@@ -419,6 +364,7 @@ class ProcessGroup(dist.ProcessGroup):
             self._same("scatter", send, output)
         return self._work([self._move("scatter", send, outputs, output, opts.rootRank)], outputs, opts)
 
+    @call_of("all_to_all")
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         """Sizes may differ by pair, so that these are messages."""
         if len(outputs) != self._size or len(inputs) != self._size:
@@ -428,12 +374,14 @@ class ProcessGroup(dist.ProcessGroup):
         self._same("all_to_all", [own], mine)
         own.copy_(mine.view(own.shape))
         operations = []
-        for peer in range(self._size):
-            if peer != self._rank:
-                operations.append(self._move("send", [inputs[peer]], [], inputs[peer], peer))
-                operations.append(self._move("recv", [], [outputs[peer]], outputs[peer], peer))
+        with self._together():
+            for peer in range(self._size):
+                if peer != self._rank:
+                    operations.append(self._move("send", [inputs[peer]], [], inputs[peer], peer))
+                    operations.append(self._move("recv", [], [outputs[peer]], outputs[peer], peer))
         return self._work(operations, outputs, opts)
 
+    @call_of("all_to_all")
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -458,21 +406,32 @@ class ProcessGroup(dist.ProcessGroup):
         of = lambda whole: list(whole.view(-1).chunk(self._size)) if part else [whole] * self._size  # noqa: E731
         return self._work([self._move("all_to_all", of(tensor), of(output), part)], [output], opts)
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> Any:
+        """Once the group has a GPU, also behind what PyTorch's current stream has so far; ``wait`` blocks then, too."""
+        named = getattr(opts, "device_ids", None)
+        if named:
+            self._gpu_of("barrier", torch.device("cuda", named[0]))
+        if self._gpu is not None and self._enqueuing() is None:
+            with self._gpu.begun("barrier", True):
+                self._move("barrier", [], [], 0)
+                return self._gpu.end([], self._timeout, is_blocking=True)
         return self._work([self._move("barrier", [], [], 0)], [], opts)
 
-    # Messages. Those of two ranks are matched in the order of calls. Tags that differ are an error.
+    # Messages. Those of two ranks are matched in the order of calls. Tags that differ are an error, but on GPUs, where
+    # only the host could tell.
 
+    @call_of("send")
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = self._one("send", tensors)
-        if tag == 0:
+        if tag == 0 or tensor.is_cuda:
             return self._work([self._move("send", tensors, [], tensor, peer)], tensors)
         tagged = torch.cat([torch.tensor([tag]).view(torch.uint8), _bytes_of(tensor)])
         return self._work([self._move_tagged("send", [tagged], [], tagged, peer)], tensors)
 
+    @call_of("recv")
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = self._one("recv", tensors)
-        if tag == 0:
+        if tag == 0 or tensor.is_cuda:
             return self._work([self._move("recv", [], tensors, tensor, peer)], tensors)
         tagged = torch.empty(_TAG_BYTES + tensor.nbytes, dtype=torch.uint8)
 
@@ -497,6 +456,14 @@ class ProcessGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         raise self._error("recv", "a receive names its source; from any source is not supported")
+
+    # Names of versions of PyTorch before 2.12.
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
 
     # By the store, which also says who is missing.
 
