@@ -261,6 +261,8 @@ class GpuWork(dist.Work):
             except Timeout:
                 self._gpu.abort()
                 raise
+            # Behind the operations: parts that are copied to where they belong.
+            self._event.synchronize()
         self.synchronize()
         return True
 
