@@ -72,6 +72,11 @@ impl Contention {
         now_us < self.until_us.load(Ordering::Relaxed)
     }
 
+    /// The same. Costs nothing before the first loss.
+    fn is_now(&self, now: Instant) -> bool {
+        self.until_us.load(Ordering::Relaxed) != 0 && self.is_at(micros(now))
+    }
+
     /// Whether this loss is one of as many as it takes.
     fn are_enough(&self, now_us: u64) -> bool {
         let is_first = now_us >= self.since_us.load(Ordering::Relaxed) + LOSSES_WITHIN_US;
@@ -139,13 +144,13 @@ fn micros(now: Instant) -> u64 {
 /// Whether who waits is to have a short slice.
 #[must_use]
 pub fn is_contended(now: Instant) -> bool {
-    CONTENDED.is_at(micros(now))
+    CONTENDED.is_now(now)
 }
 
 /// Whether who waits is to sleep at once.
 #[must_use]
 pub fn is_starved(now: Instant) -> bool {
-    STARVED.is_at(micros(now))
+    STARVED.is_now(now)
 }
 
 /// Threads that run or want to, by the kernel's `/proc/loadavg`, of which the fourth field is that number by the one of all.

@@ -141,6 +141,50 @@ fn killed_rank(how: fn(&mut Command) -> &mut Command) {
     }
 }
 
+/// A process that ends without leaving, as one that calls `_exit`, has done its part of what it called.
+#[test]
+fn a_rank_that_ends_after_its_last_call_fails_nobody_elses() {
+    watchdog();
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let stream = client.create_stream().expect("a stream");
+    // One that posts to a round and ends; one that ends as soon as it has its results, of rounds and of the service.
+    for (count, calls, waits) in [(250, 1, false), (250, 40, true), (1 << 18, 10, true)] {
+        let id = mccs::unique_id().expect("an id");
+        let mut victim = victim_command(&service, &id, 1, count);
+        victim.env("MCCS_VICTIM_CALLS", calls.to_string());
+        if waits {
+            victim.env("MCCS_VICTIM_WAITS", "1");
+        }
+        let mut victim = victim.spawn().expect("a victim");
+        let comm = client.communicator(id, 0, 2).join().expect("joined");
+        let memory = client.allocate(4 * count).expect("memory");
+        let call = || {
+            comm.all_reduce(memory.at(0), memory.at(0), 4 * count, DataType::U8, RedOp::Sum, &stream)
+                .expect("enqueued");
+            stream.synchronize()
+        };
+        if !waits {
+            victim.wait().expect("a child");
+            while service.service().registry.sessions().len() > 1 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        // Each call gives both ranks the sum of both, so that it doubles from the second on.
+        let mut expected = victim.id() as u8 | 1;
+        for _ in 0..calls {
+            call().expect("the other rank has called the same");
+            // SAFETY: nothing is under way.
+            assert!(unsafe { memory.as_slice() }.iter().all(|byte| *byte == expected));
+            expected = expected.wrapping_mul(2);
+        }
+        let error = call().expect_err("nobody else is there").to_string();
+        let reason = format!("rank 1 (process {}) has gone, and rank 0 waits for it", victim.id());
+        assert!(error.contains(&reason), "{error}");
+        assert!(victim.wait().expect("a child").success());
+    }
+}
+
 /// A rank puts to and from one on a host that is killed, until it hears so.
 fn killed_under_puts(own: &TestService, victims: &TestService, root: &str) {
     const BYTES: u64 = 1 << 20;

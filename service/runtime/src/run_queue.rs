@@ -122,8 +122,12 @@ impl Awake {
     pub(super) fn begin_round(&mut self) {
         self.tenants = AwakeTenants::None;
         for group in &mut self.groups {
-            // Engines that were left out in the last round come first.
-            group.due.append(&mut group.polled);
+            // Engines that were left out in the last round come first. Mostly there are none, and nothing need be copied.
+            if group.due.is_empty() {
+                std::mem::swap(&mut group.due, &mut group.polled);
+            } else {
+                group.due.append(&mut group.polled);
+            }
             group.left = group.polls_max();
             if group.share != Share::SERVICE && !group.due.is_empty() {
                 self.tenants = match self.tenants {

@@ -1,5 +1,5 @@
 //! Program of a tenant for tests that kill it: runs all-reduces until it dies, or puts between two
-//! ranks.
+//! ranks. Or it ends itself without leaving, after so many calls.
 
 use mccs::{Client, Communicator, DataType, RedOp, RemoteMemory};
 
@@ -30,6 +30,20 @@ fn main() -> anyhow::Result<()> {
     }
     if std::env::var_os("MCCS_VICTIM_PUTS").is_some() {
         return put(&comm, &mut place.join_bootstrap()?, 4 * count);
+    }
+    if let Some(calls) = std::env::var_os("MCCS_VICTIM_CALLS") {
+        let calls: u32 = calls.to_str().unwrap_or_default().parse()?;
+        // SAFETY: nothing is under way yet.
+        unsafe { memory.as_mut_slice() }.iter_mut().for_each(|byte| *byte = std::process::id() as u8 | 1);
+        let waits = std::env::var_os("MCCS_VICTIM_WAITS").is_some();
+        for _ in 0..calls {
+            comm.all_reduce(memory.at(0), memory.at(0), 4 * count, DataType::U8, RedOp::Sum, &stream)?;
+            if waits {
+                stream.synchronize()?;
+            }
+        }
+        // SAFETY: it ends the process.
+        unsafe { libc::_exit(0) }
     }
     loop {
         for _ in 0..AT_A_TIME {

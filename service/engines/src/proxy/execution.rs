@@ -26,6 +26,7 @@ use crate::proxy::calls::deadline::OperationDeadline;
 use crate::proxy::calls::describe::describe;
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::{Calls, Operation};
+use crate::proxy::communicator::comm::Comm;
 use crate::proxy::communicator::p2p_queues::{Matched, WaitsForDeparted};
 use crate::proxy::execution::port_channels::SignalWatch;
 use crate::proxy::execution::suspected_links::SuspectedLinks;
@@ -65,7 +66,7 @@ impl Execution {
         [self.deadline.look_at(), self.signal_watch.look_at(), self.suspected.until()].into_iter().flatten().min()
     }
 
-    /// A session has sent an operation.
+    /// A session has sent an operation. Its stream is to [go on](Execution::advance) with it.
     pub(super) fn enqueue(&mut self, state: &mut State, operation: Operation) {
         let now = state.now();
         let (session, handle) = (Arc::clone(&operation.session), operation.stream);
@@ -83,7 +84,6 @@ impl Execution {
             _ => Task::Own(Box::new(operation)),
         };
         state.streams.enqueue(&session, handle, Entry { ticket, called_at, group_continues, overlaps, task });
-        state.work.advance(session.tenant.share, session.id, handle.index);
     }
 
     /// Starts what a stream may start.
@@ -102,13 +102,25 @@ impl Execution {
                 self.deadline.expect_progress(arrival.due);
                 let recorder = &state.out.recorder;
                 if state.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, arrival, recorder)) {
-                    return state.may_start(comm);
+                    return self.start_arrived(state, comm);
                 }
                 state.count_failed(session, index, ticket, comm, rank);
                 state.finish_one(session, index, ticket);
             }
             Task::Own(operation) => self.start_own(state, operation, arrival),
             Task::Started | Task::Ended => {}
+        }
+    }
+
+    /// A rank has come to a collective: it starts, if all have and their tenant has not done much in this turn.
+    fn start_arrived(&mut self, state: &mut State, comm: Handle) {
+        if !state.comms.get(comm).is_some_and(Comm::has_to_do) {
+            return;
+        }
+        if state.work.has_done_much() {
+            state.may_start(comm);
+        } else {
+            self.start_collective(state, comm);
         }
     }
 
@@ -229,8 +241,9 @@ impl Execution {
         let Some(live) = state.comms.get_mut(comm) else { return };
         if live.failure.is_none()
             && let Some(WaitsForDeparted { rank, departed }) = live.waits_for_departed()
+            && let Some(departed) = live.members.get(departed)
         {
-            let message = format!("rank {departed} has left the communicator, and rank {rank} waits for it");
+            let message = format!("{}, and rank {rank} waits for it", departed.describe_departure());
             state.abort(comm, Failure::new(ErrorClass::Remote, message));
             return;
         }

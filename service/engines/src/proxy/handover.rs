@@ -133,11 +133,13 @@ impl StandsStill {
         self.handover.as_ref().map_or(Moment { phase: Phase::Running, attempt: 0 }, |handover| handover.moment())
     }
 
-    /// Keeps what would start an operation, if none may start now.
+    /// Whether no operation may start now.
+    pub(super) fn is_still(&self) -> bool {
+        self.moment().is_still()
+    }
+
+    /// Keeps what would start an operation, which none may now.
     pub(super) fn hold(&mut self, state: &State, item: Item) -> Option<Item> {
-        if !self.moment().is_still() {
-            return Some(item);
-        }
         let starts = match &item {
             Item::Event(Event::Advance { session, .. }) => state.session(*session).map(|of| of.tenant.share),
             Item::Event(Event::Ready { comm }) => state.comms.get(*comm).map(Comm::share),

@@ -91,6 +91,8 @@ use crate::transport::TransportEvent;
 pub const PROXY_MAILBOX_MAX: usize = 4096;
 /// Messages that may wait at a proxy engine from each tenant: a few bursts of its sessions' commands.
 pub const PROXY_QUEUE_MAX: usize = 512;
+/// How often an engine that is busy looks for what is late.
+const LATE_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
 pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
@@ -122,6 +124,8 @@ pub struct ProxyEngine {
     stands_still: StandsStill,
     /// When to look for what is late, as the last look found, if nothing has happened since. Engines that wait look often.
     rests_until: Option<Option<Instant>>,
+    /// When the last look for what is late was.
+    late_looked_at: Instant,
 }
 
 impl ProxyEngine {
@@ -157,6 +161,7 @@ impl ProxyEngine {
             forwarded: ForwardedRequests::default(),
             stands_still: StandsStill::default(),
             rests_until: None,
+            late_looked_at: Instant::now(),
         }
     }
 
@@ -242,22 +247,37 @@ impl ProxyEngine {
     }
 
     fn do_item(&mut self, item: Item) {
-        let Some(item) = self.stands_still.hold(&self.state, item) else { return };
+        let item = if self.stands_still.is_still() { self.stands_still.hold(&self.state, item) } else { Some(item) };
         let ProxyEngine { execution, state, .. } = self;
         match item {
-            Item::Event(WorkEvent::Advance { session, stream }) => execution.advance(state, session, stream),
-            Item::Event(WorkEvent::Ready { comm }) => execution.start_collective(state, comm),
-            Item::Event(WorkEvent::PortChannels { comm, rank }) => execution.advance_port_channels(state, comm, rank),
-            Item::Event(WorkEvent::Lane(ended)) => execution.advance_lane(state, ended),
-            Item::Event(WorkEvent::Close { session }) => self.close_session(session),
-            Item::Message(message) => self.session_message(message),
+            None => {}
+            Some(Item::Event(WorkEvent::Advance { session, stream })) => execution.advance(state, session, stream),
+            Some(Item::Event(WorkEvent::Ready { comm })) => execution.start_collective(state, comm),
+            Some(Item::Event(WorkEvent::PortChannels { comm, rank })) => {
+                execution.advance_port_channels(state, comm, rank)
+            }
+            Some(Item::Event(WorkEvent::Lane(ended))) => execution.advance_lane(state, ended),
+            Some(Item::Event(WorkEvent::Close { session })) => self.close_session(session),
+            Some(Item::Message(message)) => self.session_message(message),
+        }
+    }
+
+    /// A session has sent an operation. It starts at once if it can: its tenant has the turn, and nothing else to do first.
+    fn operation(&mut self, operation: Operation) {
+        let ProxyEngine { execution, state, .. } = self;
+        let (share, session, stream) = (operation.session.tenant.share, operation.session.id, operation.stream.index);
+        execution.enqueue(state, operation);
+        if self.stands_still.is_still() {
+            state.work.advance(share, session, stream);
+        } else {
+            execution.advance(state, session, stream);
         }
     }
 
     fn session_message(&mut self, message: SessionMessage) {
         let state = &mut self.state;
         match message {
-            SessionMessage::Operation(operation) => self.execution.enqueue(state, operation),
+            SessionMessage::Operation(operation) => self.operation(operation),
             SessionMessage::Join(request) => {
                 let now = state.now();
                 let complete = self.joining.join(&mut state.out, *request, now);
@@ -265,7 +285,7 @@ impl ProxyEngine {
             }
             SessionMessage::Leave { comm, rank, request, tenant_comm, reply } => {
                 if let Some(member) = state.comms.member_mut(comm, rank) {
-                    member.leaving = Some(Leaving { request, reply });
+                    member.leaving = Some(Leaving::Asked { request, reply });
                     state.reap(comm);
                 } else {
                     let _ = reply.send(ProxyReply::Left { request, tenant_comm });
@@ -393,7 +413,8 @@ impl ProxyEngine {
 
     /// Wholes have failed: ranks that are joining parts of them are refused.
     fn end_wholes(&mut self) {
-        for (whole, failure) in self.state.take_failed_wholes().into_iter().flatten() {
+        let Some(failed) = self.state.take_failed_wholes() else { return };
+        for (whole, failure) in failed {
             self.joining.end_whole(&mut self.state.out, whole, &failure);
         }
     }
@@ -473,8 +494,12 @@ impl Engine for ProxyEngine {
         if let Some(wake_at) = self.rests_until.filter(|until| has_rested && until.is_none_or(|at| cx.now < at)) {
             return Progress::Idle { wake_at };
         }
-        self.end_late();
-        if handled > 0 || backlog || !self.state.work.is_empty() {
+        let is_busy = handled > 0 || backlog || !self.state.work.is_empty();
+        if !is_busy || cx.now >= self.late_looked_at + LATE_LOOK_EVERY {
+            self.late_looked_at = cx.now;
+            self.end_late();
+        }
+        if is_busy {
             self.rests_until = None;
             return Progress::Busy;
         }

@@ -230,10 +230,10 @@ impl State {
         let goes = |member: &&Member| member.leaving.is_some() && live.is_quiet(member.rank);
         let departed: Vec<_> = live.members.iter().filter(goes).map(|member| member.rank).collect();
         for rank in &departed {
-            live.members.depart(*rank);
+            let leaving = live.members.depart(*rank);
             live.port_channels.depart(*rank);
-            let Some(member) = live.members.get_mut(*rank) else { continue };
-            if let Some(Leaving { request, reply }) = member.leaving.take() {
+            let Some(member) = live.members.get(*rank) else { continue };
+            if let Some(Leaving::Asked { request, reply }) = leaving {
                 // A full or gone mailbox means that the session is ending: nobody waits for the answer.
                 let _ = reply.send(ProxyReply::Left { request, tenant_comm: member.tenant_comm });
             }
@@ -250,10 +250,13 @@ impl State {
                 self.leave_hosts(*span);
             }
         } else {
+            let has_to_do = live.has_to_do() || !departed.is_empty();
             if let Some(span) = live.span.as_ref().filter(|_| !departed.is_empty()) {
                 self.out.exchange.ask(Request::Leave { comm: span.comm.clone(), ranks: departed });
             }
-            self.may_start(comm);
+            if has_to_do {
+                self.may_start(comm);
+            }
         }
     }
 
@@ -277,22 +280,35 @@ impl State {
         self.streams.session(session).or_else(|| self.comms.session(session))
     }
 
-    /// A session has ended: communicators that it has ranks in fail, and its streams close.
+    /// A session has ended, and its streams close. A communicator of which a rank was in a call fails. Another goes on without that rank: what it
+    /// had called has ended, and its peers may be about to end the same.
     pub(super) fn close_session(&mut self, session: SessionId) {
         let mut touched = Vec::new();
         for (handle, comm) in self.comms.iter() {
             // A rank that has asked to leave, and whose own work has ended, stays for others' sake alone, until that has ended.
             let is_leaving = |member: &Member| member.leaving.is_some() && !comm.has_waiting(member.rank);
             let is_live = |member: &&Member| member.session.id == session && !member.has_left() && !is_leaving(member);
-            if let Some(member) = comm.members.iter().find(is_live) {
-                touched.push((handle, member.rank, member.session.peer.pid));
+            let ranks: Vec<_> = comm.members.iter().filter(is_live).map(|member| member.rank).collect();
+            if !ranks.is_empty() {
+                touched.push((handle, ranks));
             }
         }
-        for (handle, rank, pid) in touched {
+        for (handle, ranks) in touched {
             let Some(live) = self.comms.get_mut(handle) else { continue };
-            live.members.depart_all(session);
-            let message = format!("rank {rank} (process {pid}) has gone");
-            self.abort(handle, Failure::new(ErrorClass::Remote, message));
+            let can_spare = ranks.iter().all(|rank| live.can_spare(*rank));
+            if can_spare {
+                ranks.iter().for_each(|rank| live.members.leave(*rank, Leaving::Ended));
+            } else {
+                live.members.end_all(session);
+            }
+            let message = live.members.get(ranks[0]).map(Member::describe_departure).unwrap_or_default();
+            let failure = Failure::new(ErrorClass::Remote, message);
+            if can_spare {
+                // Nobody can join a part of it any more.
+                live.info.family.fail(failure.class, &failure.message);
+            } else {
+                self.abort(handle, failure);
+            }
             self.reap(handle);
         }
         self.streams.close_all(session);

@@ -24,11 +24,25 @@ pub(crate) struct Waiting {
     arrived: Option<Instant>,
 }
 
-/// A rank that wants to leave.
-pub(crate) struct Leaving {
-    /// That of its session, unless its whole is left.
-    pub(crate) request: Option<u64>,
-    pub(crate) reply: Sender<ProxyReply>,
+/// How a rank leaves.
+pub(crate) enum Leaving {
+    /// Its program asked for it.
+    Asked {
+        /// That of its session, unless its whole is left.
+        request: Option<u64>,
+        reply: Sender<ProxyReply>,
+    },
+    /// Its process has ended with no call under way.
+    Ended,
+}
+
+/// Whether a rank is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Here,
+    Left,
+    /// Its process has ended, and it had not left.
+    Ended,
 }
 
 /// One rank of this host.
@@ -39,8 +53,7 @@ pub(crate) struct Member {
     /// Its GPU, as the device counts its GPUs.
     pub(crate) gpu: Option<usize>,
     pub(crate) leaving: Option<Leaving>,
-    /// Whether it has left for good.
-    left: bool,
+    presence: Presence,
     /// Collectives enqueued and not started, in order.
     waiting: VecDeque<Waiting>,
     /// Number of the first of `waiting`.
@@ -77,7 +90,7 @@ impl Member {
             tenant_comm,
             gpu,
             leaving: None,
-            left: false,
+            presence: Presence::Here,
             waiting: VecDeque::new(),
             first_seq: 0,
             whole_enqueued: 0,
@@ -94,7 +107,7 @@ impl Member {
             tenant_comm: Handle::NONE,
             gpu: None,
             leaving: None,
-            left: true,
+            presence: Presence::Left,
             waiting: VecDeque::new(),
             first_seq: 0,
             whole_enqueued: 0,
@@ -108,8 +121,18 @@ impl Member {
         (self.whole_enqueued, self.whole_started) = (started, started);
     }
 
+    /// Whether it has left for good, or its process has ended.
     pub(crate) fn has_left(&self) -> bool {
-        self.left
+        self.presence != Presence::Here
+    }
+
+    /// How it leaves or has left, in words.
+    pub(crate) fn describe_departure(&self) -> String {
+        if self.presence == Presence::Ended || matches!(self.leaving, Some(Leaving::Ended)) {
+            format!("rank {} (process {}) has gone", self.rank, self.session.peer.pid)
+        } else {
+            format!("rank {} has left the communicator", self.rank)
+        }
     }
 
     /// Collectives that have started and were no rounds.
@@ -217,6 +240,12 @@ impl Members {
         self.ready as usize == self.ranks.len()
     }
 
+    /// Whether the next collective of one is the head of its stream, and a round.
+    pub(crate) fn have_rounds(&self) -> bool {
+        let is_round = |operation: &Operation| operation.round != RoundState::None;
+        self.ranks.iter().any(|member| member.arrived().is_some_and(is_round))
+    }
+
     /// Whether the next collectives of all may run beside others.
     pub(crate) fn overlap(&self) -> bool {
         self.ranks.iter().all(|member| member.next().is_some_and(|operation| operation.overlaps))
@@ -266,18 +295,30 @@ impl Members {
         arrived
     }
 
-    /// A rank has left for good.
-    pub(crate) fn depart(&mut self, rank: u32) {
+    /// A rank leaves, once nothing is under way that needs it.
+    pub(crate) fn leave(&mut self, rank: u32, how: Leaving) {
         if let Some(member) = self.get_mut(rank) {
-            (member.left, self.any_left) = (true, true);
+            member.leaving = Some(how);
         }
     }
 
-    /// All ranks of a session have left for good, and none waits to.
-    pub(crate) fn depart_all(&mut self, session: SessionId) {
+    /// A rank that wanted to leave has left for good. Returns how.
+    pub(crate) fn depart(&mut self, rank: u32) -> Option<Leaving> {
+        let member = self.get_mut(rank)?;
+        let leaving = member.leaving.take()?;
+        member.presence = match leaving {
+            Leaving::Asked { .. } => Presence::Left,
+            Leaving::Ended => Presence::Ended,
+        };
+        self.any_left = true;
+        Some(leaving)
+    }
+
+    /// The process of all ranks of a session has ended: they are gone for good, and none waits to leave.
+    pub(crate) fn end_all(&mut self, session: SessionId) {
         for member in self.ranks.iter_mut().filter(|member| member.session.id == session) {
-            (member.left, self.any_left) = (true, true);
-            member.leaving = None;
+            (member.presence, member.leaving) = (Presence::Ended, None);
+            self.any_left = true;
         }
     }
 

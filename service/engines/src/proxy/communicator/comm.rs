@@ -192,6 +192,11 @@ impl Comm {
         self.members.are_ready() && has_room() && is_whole && self.strategies.allow(number)
     }
 
+    /// Whether a collective can start, a round go on, or a wait for one that has left end.
+    pub(crate) fn has_to_do(&self) -> bool {
+        self.is_ready() || self.members.any_left() || self.members.have_rounds()
+    }
+
     /// A rank whose operation waits for one that has left.
     pub(crate) fn waits_for_departed(&self) -> Option<WaitsForDeparted> {
         if !self.members.any_left() {
@@ -284,6 +289,14 @@ impl Comm {
             || self.p2p.has_waiting(rank)
             || self.port_channels.has_waiting(rank)
             || self.broken.iter().any(|operation| operation.rank == rank)
+    }
+
+    /// Whether others may end what they have called although a rank's process has ended: it has no call under way, and all that they need of it is
+    /// in the service's hands. Ranks on GPUs and those of port channels write to each other by themselves; other hosts, and parts, are told at once.
+    pub(crate) fn can_spare(&self, rank: u32) -> bool {
+        let passes_here_alone = self.gpus.is_none() && self.span.is_none() && self.port_channels.is_empty();
+        let is_alone = self.info.part.is_none() && !self.info.family.has_parts();
+        self.failure.is_none() && passes_here_alone && is_alone && !self.has_waiting(rank)
     }
 
     /// Whether nobody is left and nothing runs.

@@ -48,6 +48,9 @@ impl OtherProxy {
 
     /// Sends what found no room before. Returns whether some still waits.
     pub(crate) fn push_backlog(&mut self) -> bool {
+        if self.backlog.is_empty() {
+            return false;
+        }
         while let (Some(sender), Some(message)) = (&self.sender, self.backlog.pop_front()) {
             if let Err(message) = sender.send(message) {
                 self.backlog.push_front(message);

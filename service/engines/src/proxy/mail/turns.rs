@@ -13,6 +13,8 @@ use crate::proxy::mail::message::SessionMessage;
 
 /// Cost of a message or an event, besides the work that it runs at once.
 pub(crate) const ITEM_NS: u64 = 300;
+/// Work of one item, about: what it leads to is an item of its own from then on.
+const MUCH_NS: u64 = 2_000;
 /// Work of one poll, about: the engines that share the thread wait so long.
 pub(crate) const POLL_NS: u64 = 50_000;
 
@@ -107,6 +109,11 @@ impl WorkQueues {
     /// Work was done at once for whoever has the turn.
     pub(crate) fn charge(&mut self, ns: u64) {
         self.unpaid_ns += ns;
+    }
+
+    /// Whether whoever has the turn has done so much at once that more is to be an item of its own.
+    pub(crate) fn has_done_much(&self) -> bool {
+        self.unpaid_ns >= MUCH_NS
     }
 
     /// Charged work is nobody's.
