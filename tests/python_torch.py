@@ -33,7 +33,7 @@ def check(what, actual, expected):
 
 
 class Ranks:
-    """What every rank sends: each can make every other's."""
+    """Data of every rank: each can make every other's."""
 
     def __init__(self, seed, device):
         self.rank, self.n, self.seed, self.device = dist.get_rank(), dist.get_world_size(), seed, device

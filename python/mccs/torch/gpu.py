@@ -127,7 +127,7 @@ class Gpu:
         call.after, call.operations = [], []
         for function in after:
             function()
-        # What follows reads and writes memory that the operations keep only until their own ends.
+        # Later work reads and writes memory that the operations keep only until their own ends.
         kept = [after, result]
         event = self.streams.mark(call.stream)
         work = GpuWork(self, call, operations, event, result, timeout, is_blocking)
