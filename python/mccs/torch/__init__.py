@@ -1,8 +1,9 @@
 """PyTorch's distributed package over mccs: ``import mccs.torch``, then ``init_process_group("mccs")``.
 
-Tensors are in the host's memory or on a GPU, each kind with a communicator of its own. On a GPU calls
-are enqueued on streams, as NCCL's. In the host's memory those of :func:`empty` are the service's memory, too, and are not
-copied; all others are copied through it in pieces. ``group.counters()`` tells how many were.
+Tensors are in the host's memory or on a GPU, each kind with a communicator of its own. On a GPU
+calls are enqueued on streams, as NCCL's. In the host's memory those of :func:`empty` are the
+service's memory, too, and are not copied; all others are copied through it in pieces.
+``group.counters()`` tells how many were.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +21,7 @@ _LOOK_S = 0.05
 
 
 class Streams:
-    """PyTorch's streams and events of a GPU."""
+    """PyTorch's streams of a GPU, their events, and the copies that go there. Tests have others, of a driver's alone."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -41,6 +42,22 @@ class Streams:
     def mark(self, stream: Any) -> Any:
         """An event behind what the stream has so far."""
         return stream.record_event()
+
+    def have_current_wait(self, event: Any) -> None:
+        self.current().wait_event(event)
+
+    # On the stream that PyTorch's calls go to.
+
+    def joined(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The parts one behind the other."""
+        return torch.cat([part.reshape(-1) for part in parts]).chunk(len(parts))
+
+    def room(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Tensors for such parts, one behind the other."""
+        return parts[0].new_empty(sum(part.numel() for part in parts)).chunk(len(parts))
+
+    def copy(self, into: torch.Tensor, tensor: torch.Tensor) -> None:
+        into.copy_(tensor.view(into.shape))
 
     def future(self) -> torch.futures.Future:
         return torch.futures.Future(devices=[self.device])
@@ -102,10 +119,10 @@ class Gpu:
         assert under is not None
         sent, received = send, recv
         if not _are_adjacent(send):
-            sent = torch.cat([part.reshape(-1) for part in send]).chunk(len(send))
+            sent = self.streams.joined(send)
         if not _are_adjacent(recv):
-            received = recv[0].new_empty(sum(part.numel() for part in recv)).chunk(len(recv))
-            under.after.append(lambda: _copy_all(recv, received))
+            received = self.streams.room(recv)
+            under.after.extend(functools.partial(self.streams.copy, *pair) for pair in zip(recv, received))
         operation = self.comm.start(
             call,
             dtype,
@@ -144,11 +161,6 @@ class Gpu:
         """Waits for calls under way, as long as each may take."""
         self._watch.end()
         self.comm.close()
-
-
-def _copy_all(into: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-    for tensor, part in zip(into, parts):
-        tensor.copy_(part.view(tensor.shape))
 
 
 class _Under:
@@ -268,9 +280,8 @@ class GpuWork(dist.Work):
 
     def synchronize(self) -> None:
         self._raise()
-        current = self._gpu.streams.current()
-        if current != self._stream:
-            current.wait_event(self._event)
+        if self._gpu.streams.current() != self._stream:
+            self._gpu.streams.have_current_wait(self._event)
 
     def block_current_stream(self) -> None:
         self.synchronize()
@@ -285,7 +296,8 @@ class GpuWork(dist.Work):
     def exception(self) -> BaseException | None:
         """The reason why it failed, or why the group did. ``None`` while it goes on."""
         failed = (error for operation in self._operations if (error := operation.exception()))
-        return next(failed, self._gpu.failure())
+        # That of the group is the first: others follow from it.
+        return self._gpu.failure() or next(failed, None)
 
     def result(self) -> Any:
         self.wait()

@@ -123,6 +123,9 @@ class Placed(dist.ProcessGroup):
             )
         return self._gpu
 
+    def _is_gpu(self, device: torch.device) -> bool:
+        return device.type == "cuda"
+
     def _enqueuing(self) -> Gpu | None:
         """The GPU, where this thread enqueues a call on it."""
         return self._gpu if self._gpu is not None and self._gpu.call is not None else None
@@ -130,7 +133,7 @@ class Placed(dist.ProcessGroup):
     @contextmanager
     def _placed(self, name: str, arguments: Sequence[Any]) -> Iterator[None]:
         tensor = _first_tensor(arguments)
-        if tensor is None or not tensor.is_cuda or self._enqueuing() is not None:
+        if tensor is None or not self._is_gpu(tensor.device) or self._enqueuing() is not None:
             yield
             return
         gpu = self._gpu_of(name, tensor.device)
@@ -144,7 +147,7 @@ class Placed(dist.ProcessGroup):
         return mccs.group() if self._enqueuing() is not None else nullcontext()
 
     def _start_coalescing(self, device: torch.device) -> None:
-        if torch.device(device).type != "cuda":
+        if not self._is_gpu(torch.device(device)):
             return
         with ExitStack() as stack:
             stack.enter_context(self._gpu_of("batch", torch.device(device)).begun("batch", True, True))
@@ -163,10 +166,11 @@ class Placed(dist.ProcessGroup):
     # Its devices.
 
     def get_backend(self, device: torch.device) -> Any:
-        kind = torch.device(device).type
-        if kind not in ("cpu", "cuda"):
+        if self._is_gpu(torch.device(device)):
+            return _OnGpus(self)
+        if torch.device(device).type != "cpu":
             raise self._error("get_backend", f"this group has tensors of the host's memory and of CUDA, not of {device}")
-        return self if kind == "cpu" else _OnGpus(self)
+        return self
 
     _get_backend = get_backend
 
@@ -192,6 +196,13 @@ class Placed(dist.ProcessGroup):
         error = kind(f"rank {self._rank} of {self._size}, {call}: {message}")
         error.rank, error.call = self._rank, call
         return error
+
+    def _copy(self, into: torch.Tensor, tensor: torch.Tensor) -> None:
+        gpu = self._enqueuing()
+        if gpu is None:
+            into.copy_(tensor.view(into.shape))
+        else:
+            gpu.streams.copy(into, tensor)
 
     def _start(
         self,

@@ -372,7 +372,7 @@ class ProcessGroup(Placed):
         self._check("all_to_all", *outputs, *inputs)
         own, mine = outputs[self._rank], inputs[self._rank]
         self._same("all_to_all", [own], mine)
-        own.copy_(mine.view(own.shape))
+        self._copy(own, mine)
         operations = []
         with self._together():
             for peer in range(self._size):
@@ -423,7 +423,7 @@ class ProcessGroup(Placed):
     @call_of("send")
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = self._one("send", tensors)
-        if tag == 0 or tensor.is_cuda:
+        if tag == 0 or self._enqueuing() is not None:
             return self._work([self._move("send", tensors, [], tensor, peer)], tensors)
         tagged = torch.cat([torch.tensor([tag]).view(torch.uint8), _bytes_of(tensor)])
         return self._work([self._move_tagged("send", [tagged], [], tagged, peer)], tensors)
@@ -431,7 +431,7 @@ class ProcessGroup(Placed):
     @call_of("recv")
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = self._one("recv", tensors)
-        if tag == 0 or tensor.is_cuda:
+        if tag == 0 or self._enqueuing() is not None:
             return self._work([self._move("recv", [], tensors, tensor, peer)], tensors)
         tagged = torch.empty(_TAG_BYTES + tensor.nbytes, dtype=torch.uint8)
 
