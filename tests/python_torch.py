@@ -152,6 +152,10 @@ def messages(ranks):
         for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, got, before)]):
             work.wait()
         check(f"batch_isend_irecv of {count}", got, ranks.of(before, count, salt=2))
+        got.fill_(77)
+        for work in (dist.isend(sent, after), dist.irecv(got, before)):
+            work.wait()
+        check(f"isend and irecv of {count}", got, ranks.of(before, count, salt=2))
         # From rank to rank.
         passed = ranks.on_gpu(ranks.of(0, count, salt=3)) if ranks.rank == 0 else ranks.empty(count)
         if ranks.rank > 0:
@@ -202,6 +206,14 @@ def dropped(ranks):
         check("tensors that are forgotten", torch.stack(parts), torch.full((ranks.n, 1 << 20), 4096.0))
 
 
+def monitored_barrier():
+    try:
+        dist.monitored_barrier()
+    except ValueError:
+        # Older versions of PyTorch have it for Gloo alone; the group has it all the same.
+        dist.distributed_c10d._get_default_group().monitored_barrier()
+
+
 def mixed(ranks):
     """One group has both kinds of tensors; objects go by the host's."""
     on_host = ranks.of(ranks.rank, 999, salt=4)
@@ -216,7 +228,7 @@ def mixed(ranks):
     dist.all_gather_object(objects, {"rank": ranks.rank})
     if objects != [{"rank": peer} for peer in range(ranks.n)]:
         raise SystemExit(f"all_gather_object: {objects}")
-    dist.monitored_barrier()
+    monitored_barrier()
     dist.barrier()
     dist.barrier(device_ids=[ranks.device.index])
 

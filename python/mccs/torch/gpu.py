@@ -82,9 +82,16 @@ class Gpu:
     def __init__(self, comm: Communicator, streams: Streams, describe: str) -> None:
         self.comm, self.streams, self.device = comm, streams, streams.device
         self._describe = describe
-        self._side = streams.new()
+        #: Streams of the group's own calls: messages of each direction and peer have theirs, all others one.
+        self._sides: dict[Any, Any] = {}
         self._local = threading.local()
         self._watch = _Watch(comm, describe)
+
+    def _side(self, message: tuple[str, int] | None) -> Any:
+        # A receive must not wait for a send before it, whose peer may be about to send as well.
+        if message not in self._sides:
+            self._sides[message] = self.streams.new()
+        return self._sides[message]
 
     @property
     def call(self) -> Call | None:
@@ -92,10 +99,12 @@ class Gpu:
         return getattr(self._local, "call", None)
 
     @contextmanager
-    def begun(self, name: str, is_async: bool, is_coalescing: bool = False) -> Iterator[Call]:
+    def begun(
+        self, name: str, is_async: bool, is_coalescing: bool = False, message: tuple[str, int] | None = None
+    ) -> Iterator[Call]:
         """A call, behind what PyTorch's current stream has so far: on a stream of the group's, or on the current one."""
         current = self.streams.current()
-        stream = self._side if is_async else current
+        stream = self._side(message) if is_async else current
         if is_async:
             self.streams.order(stream, current)
         call = self._local.call = Call(name, stream, is_coalescing)

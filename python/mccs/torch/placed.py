@@ -62,6 +62,14 @@ class _Names(C10dBackend):
     name = getBackendName
 
 
+def _names(rank: int, size: int) -> _Names | None:
+    """None before PyTorch 2.12: Python can make no backend there, and PyTorch asks groups without one themselves."""
+    try:
+        return _Names(rank, size)
+    except TypeError:
+        return None
+
+
 class Placed(dist.ProcessGroup):
     """See the module. The communicator of the GPU is made at the first call there, or when the group is that names a GPU."""
 
@@ -77,11 +85,12 @@ class Placed(dist.ProcessGroup):
         super().__init__(rank, size)
         self._store, self._rank, self._size = store, rank, size
         self._timeout, self._barriers = timeout, 0
-        self._names = _Names(rank, size)
         kind = dist.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(kind)
-        self._register_backend(torch.device("cpu"), kind, self._names)
-        self._register_backend(torch.device("cuda"), kind, self._names)
+        self._names = _names(rank, size)
+        if self._names is not None:
+            self._register_backend(torch.device("cpu"), kind, self._names)
+            self._register_backend(torch.device("cuda"), kind, self._names)
         self._group_name = f"torch {name}".strip()
         self._comm = self._join("mccs", None)
         self._gpu: Gpu | None = None
@@ -107,6 +116,16 @@ class Placed(dist.ProcessGroup):
             timeout=self._timeout.total_seconds(),
             device=device,
         )
+
+    # PyTorch before 2.12 asks a group's backend for these, which it has not there.
+
+    @property
+    def group_name(self) -> str:
+        return self._named
+
+    def _set_group_name(self, name: str) -> None:
+        self._named = name
+        super()._set_group_name(name)
 
     # GPUs.
 
@@ -139,7 +158,8 @@ class Placed(dist.ProcessGroup):
         gpu = self._gpu_of(name, tensor.device)
         # Messages have no options: they go on while the program does.
         is_async = all(getattr(argument, "asyncOp", True) for argument in arguments)
-        with gpu.begun(name, is_async):
+        message = (name, arguments[1]) if name in ("send", "recv") else None
+        with gpu.begun(name, is_async, message=message):
             yield
 
     def _together(self) -> AbstractContextManager[Any]:
