@@ -32,6 +32,9 @@ pub struct SlurmFile {
     pub state_dir: PathBuf,
     /// What Slurm is asked by where it does not tell a prolog of account and QOS.
     pub squeue: PathBuf,
+    /// By which an epilog notes in Slurm's accounting why the service ended any of a job. Absent: it notes nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sacctmgr: Option<PathBuf>,
     /// Jobs of accounts that are not listed. Absent: they are refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default: Option<JobTerms>,
@@ -80,6 +83,7 @@ impl Default for SlurmFile {
             timeout: DurationText::secs(10),
             state_dir: "/run/mccs-slurm".into(),
             squeue: "/usr/bin/squeue".into(),
+            sacctmgr: None,
             default: None,
             account: BTreeMap::new(),
             qos: BTreeMap::new(),
@@ -183,6 +187,7 @@ impl Validate for SlurmFile {
             ("state_dir", Some(&self.state_dir)),
             ("preload", self.preload.as_ref()),
             ("squeue", Some(&self.squeue)),
+            ("sacctmgr", self.sacctmgr.as_ref()),
         ];
         for (key, path) in paths {
             if let Some(path) = path.filter(|path| !path.is_absolute()) {
@@ -286,6 +291,7 @@ mod tests {
     fn mistakes_have_a_line_and_a_reason() {
         for (text, says) in [
             ("preload = \"a.so\"\n[default]\ntenant = \"a\"\n", "1:1: preload: must be an absolute path"),
+            ("sacctmgr = \"sacctmgr\"\n[default]\ntenant = \"a\"\n", "1:1: sacctmgr: must be an absolute path"),
             ("squeue = \"squeue\"\n[default]\ntenant = \"a\"\n", "1:1: squeue: must be an absolute path"),
             ("[default]\nweight = 2\n", "tenant is missing"),
             ("timeout = \"1s\"\n", "neither [default] nor an [account.NAME]"),

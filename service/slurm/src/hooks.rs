@@ -11,6 +11,8 @@ use mccs_config::slurm::{SlurmJob, WithoutService};
 use mccs_control::tenants::{self, Removed, TenantError};
 use mccs_ipc::handshake::{self, HandshakeError};
 
+use crate::record;
+
 /// Has a tenant for a job. A job that is refused has a note of why, which its tasks are told: a prolog that fails drains the host, and a
 /// mistyped account is no fault of the host's.
 ///
@@ -44,12 +46,20 @@ pub fn prolog(file: &SlurmFile, job: &SlurmJob) -> anyhow::Result<()> {
     }
 }
 
-/// Takes the tenant of a job away. Memory that some GPU has not given back yet goes by itself.
+/// Takes the tenant of a job away. Memory that some GPU has not given back yet goes by itself. Its owner is told why the service ended any
+/// of it, if the operator wants that.
 ///
 /// # Errors
 /// A service that runs does not answer.
 pub fn epilog(file: &SlurmFile, id: u64) -> anyhow::Result<()> {
     forget_refusal(file, id)?;
+    let mut reasons = record::reasons(file, id);
+    let done = take_away(file, id, &mut reasons);
+    record::note(file, id, &reasons);
+    done
+}
+
+fn take_away(file: &SlurmFile, id: u64, reasons: &mut Vec<String>) -> anyhow::Result<()> {
     match tenants::remove(&file.control_socket(), &SlurmFile::tenant_name(id), file.timeout.0) {
         Ok(Removed::Gone | Removed::Unknown) => Ok(()),
         Ok(Removed::Leaving(row)) => {
@@ -63,7 +73,9 @@ pub fn epilog(file: &SlurmFile, id: u64) -> anyhow::Result<()> {
             // A service that starts later is not to have the tenant again.
             let folder = file.tenant_folder(id);
             if folder.exists() {
-                eprintln!("mccs-slurm: job {id} ends without a service, so that its calls have failed: {error}");
+                let why = format!("ends without a service, so that its calls have failed: {error}");
+                eprintln!("mccs-slurm: job {id} {why}");
+                reasons.push(format!("the job {why}"));
             }
             unless_gone(std::fs::remove_dir_all(&folder)).with_context(|| format!("cannot remove {}", folder.display()))
         }

@@ -49,8 +49,11 @@ pub fn of_environment(squeue: &Path, within: Duration) -> anyhow::Result<SlurmJo
 /// element of an array has a number of its own.
 const FORMAT: &str = "--format=%A|%T|%q|%a";
 
-/// Output of a program.
-fn output(mut program: Command, within: Duration) -> anyhow::Result<String> {
+/// Output of a program of Slurm's, which has `within` to end.
+///
+/// # Errors
+/// It cannot be run, fails, or takes longer.
+pub fn output(mut program: Command, within: Duration) -> anyhow::Result<String> {
     let shown = program.get_program().display().to_string();
     program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = program.spawn().with_context(|| format!("{shown} cannot be run"))?;
@@ -66,7 +69,7 @@ fn output(mut program: Command, within: Duration) -> anyhow::Result<String> {
     }
     let output = child.wait_with_output()?;
     let why = String::from_utf8_lossy(&output.stderr);
-    anyhow::ensure!(output.status.success(), "{shown} does not know the job: {}", why.trim());
+    anyhow::ensure!(output.status.success(), "{shown} fails: {}", why.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

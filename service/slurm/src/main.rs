@@ -5,12 +5,14 @@
 //! prolog (root) ------ tenant slurm-ID: user, weight, quotas, labels -----> service
 //! task prolog (user) - MCCS_SOCKET of that tenant, LD_PRELOAD ------------> task; or why it has none
 //! epilog (root) ------ takes it away with all that it holds --------------> service
+//!                      why the service ended any of it ------------------> Slurm's accounting
 //! ```
 //!
 //! Each may be called twice, or be killed at any point: the epilog alone undoes all that a prolog does.
 
 mod hooks;
 mod job;
+mod record;
 mod strangers;
 
 use std::path::{Path, PathBuf};
