@@ -139,6 +139,16 @@ def hosts_running(folder: Path, names: list[str], settings: str = "") -> Iterato
 
 
 @pytest.fixture(scope="session")
+def gpu_service(folder: Path) -> Iterator[Path]:
+    """Socket of a service that has the emulated GPUs."""
+    assert os.environ.get("MCCS_EMULATED_GPUS") == "2", "python/tests/check runs this"
+    own = folder / "gpus"
+    own.mkdir()
+    with running(own, cuda='use = "required"') as socket:
+        yield socket
+
+
+@pytest.fixture(scope="session")
 def two_hosts(folder: Path) -> Iterator[list[Path]]:
     """Sockets of two services that know each other."""
     with hosts_running(folder / "two", ["host-a", "host-b"]) as started:

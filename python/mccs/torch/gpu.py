@@ -90,7 +90,8 @@ class Gpu:
     def _side(self, message: tuple[str, int] | None) -> Any:
         # A receive must not wait for a send before it, whose peer may be about to send as well.
         if message not in self._sides:
-            self._sides[message] = self.streams.new()
+            # Another thread may have made it meanwhile: messages of a peer stay on one.
+            self._sides.setdefault(message, self.streams.new())
         return self._sides[message]
 
     @property

@@ -63,7 +63,7 @@ class _Names(C10dBackend):
 
 
 def _names(rank: int, size: int) -> _Names | None:
-    """None before PyTorch 2.12: Python can make no backend there, and PyTorch asks groups without one themselves."""
+    """None on PyTorch 2.11: Python can make no backend there, and PyTorch asks groups without one themselves."""
     try:
         return _Names(rank, size)
     except TypeError:
@@ -117,7 +117,7 @@ class Placed(dist.ProcessGroup):
             device=device,
         )
 
-    # PyTorch before 2.12 asks a group's backend for these, which it has not there.
+    # PyTorch 2.11 asks a group's backend for its name, and there is none.
 
     @property
     def group_name(self) -> str:

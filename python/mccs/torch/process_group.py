@@ -457,7 +457,7 @@ class ProcessGroup(Placed):
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         raise self._error("recv", "a receive names its source; from any source is not supported")
 
-    # Names of versions of PyTorch before 2.12.
+    # Names that PyTorch 2.11 calls these by.
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,23 +28,13 @@ COUNTS = [0, 1, 1000, 700_001]
 KINDS = [ByInterface, ByDlpack, ByVersionedDlpack]
 
 
-@pytest.fixture(scope="session")
-def service(folder: Path) -> Iterator[Path]:
-    """Socket of a service that has the emulated GPUs."""
-    assert os.environ.get("MCCS_EMULATED_GPUS") == "2", "python/tests/check runs this"
-    own = folder / "gpus"
-    own.mkdir()
-    with running(own, cuda='use = "required"') as socket:
-        yield socket
-
-
 Ranks = Callable[..., list[Any]]
 
 
 @pytest.fixture
-def ranks(service: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+def ranks(gpu_service: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Runs ranks, a GPU each: as a communicator ``comm`` and a ``driver``."""
-    monkeypatch.setenv("MCCS_SOCKET", str(service))
+    monkeypatch.setenv("MCCS_SOCKET", str(gpu_service))
 
     def start(function: Callable[..., Any], nranks: int, *arguments: Any) -> list[Any]:
         unique_id = mccs.unique_id()
@@ -542,13 +532,13 @@ except mccs.Error as error:
 """
 
 
-def test_a_gpu_that_is_not_there_is_an_exception_of_the_join(service: Path, folder: Path) -> None:
-    said = program(JOIN.format(device=7), MCCS_SOCKET=str(service))
+def test_a_gpu_that_is_not_there_is_an_exception_of_the_join(gpu_service: Path, folder: Path) -> None:
+    said = program(JOIN.format(device=7), MCCS_SOCKET=str(gpu_service))
     assert said.startswith("InvalidArgument 0 join rank 0 of 1, join: ") and "device = 7" in said and "among 2" in said, said
-    said = program(JOIN.format(device=-1), MCCS_SOCKET=str(service))
+    said = program(JOIN.format(device=-1), MCCS_SOCKET=str(gpu_service))
     assert said.startswith("InvalidArgument 0 join rank 0 of 1, join: ") and "device = -1" in said, said
     # No driver, and a service that has none.
-    said = program(JOIN.format(device=0), MCCS_SOCKET=str(service), LD_LIBRARY_PATH="")
+    said = program(JOIN.format(device=0), MCCS_SOCKET=str(gpu_service), LD_LIBRARY_PATH="")
     assert said.startswith("System 0 join rank 0 of 1, join: ") and "driver" in said, said
     without = folder / "without"
     without.mkdir()
@@ -591,9 +581,9 @@ def cupys(driver: Driver) -> ModuleType:
     return cupy
 
 
-def test_the_recipe_runs(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_runs(gpu_service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stand-in of CuPy's; tests/python_gpu.py runs it on CuPy."""
-    monkeypatch.setenv("MCCS_SOCKET", str(service))
+    monkeypatch.setenv("MCCS_SOCKET", str(gpu_service))
     page = (Path(__file__).parents[3] / "docs" / "PYTHON_RECIPES.md").read_text()
     [snippet] = re.findall(r"^## GPUs\n.*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
@@ -626,9 +616,9 @@ else:
 """
 
 
-def test_a_process_may_end_with_a_call_under_way(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_may_end_with_a_call_under_way(gpu_service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank hears of it."""
-    monkeypatch.setenv("MCCS_SOCKET", str(service))
+    monkeypatch.setenv("MCCS_SOCKET", str(gpu_service))
     text = ENDS.format(folder=str(Path(__file__).parent), unique_id=mccs.unique_id())
     command = [sys.executable, "-c", text]
     with subprocess.Popen([*command, "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

@@ -21,7 +21,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import mccs  # noqa: E402
-from conftest import WATCHDOG_S, run, running  # noqa: E402
+from conftest import WATCHDOG_S, run  # noqa: E402
 from driver import Driver, Held, Memory  # noqa: E402
 from mccs.torch import ProcessGroup  # noqa: E402
 from mccs.torch.gpu import Gpu, GpuWork, Streams  # noqa: E402
@@ -138,23 +138,13 @@ def created(options: Any, _: object) -> OnEmulated:
 dist.Backend.register_backend("emulated", created, extended_api=True, devices=["cpu"])
 
 
-@pytest.fixture(scope="session")
-def service(folder: Path) -> Iterator[Path]:
-    """Socket of a service that has the emulated GPUs."""
-    assert os.environ.get("MCCS_EMULATED_GPUS") == "2", "python/tests/check runs this"
-    own = folder / "torch"
-    own.mkdir()
-    with running(own, cuda='use = "required"') as socket:
-        yield socket
-
-
 Group = Callable[..., list[Any]]
 
 
 @pytest.fixture
-def group(service: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Group:
+def group(gpu_service: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Group:
     """Runs ranks, a GPU each, in a default process group."""
-    monkeypatch.setenv("MCCS_SOCKET", str(service))
+    monkeypatch.setenv("MCCS_SOCKET", str(gpu_service))
 
     def start(function: Callable[..., Any], nranks: int, *arguments: Any, timeout: float = WATCHDOG_S) -> list[Any]:
         store = tmp_path / f"store-{os.urandom(4).hex()}"

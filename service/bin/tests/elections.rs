@@ -41,22 +41,25 @@ fn stands_still(pid: u32) -> bool {
 impl<'a> Elected<'a> {
     /// With sections of each host's `service.toml`. Nobody need be elected when this returns.
     fn begin(cluster: &'a Cluster, sections: &dyn Fn(&str) -> String) -> Self {
-        let start =
-            |name: &str, policy: Option<&str>| cluster.start_elected(name, &CONTROLLERS, policy, &sections(name));
-        let workers = WORKERS.map(|name| start(name, None));
-        let candidates = CONTROLLERS.map(|name| Some(start(name, Some(&policy("ffa")))));
-        Elected { cluster, candidates, _workers: workers }
+        Self::with_first(cluster, sections, || ())
     }
 
     /// As [`Elected::begin`]. The first candidate is elected when this returns.
     fn start(cluster: &'a Cluster, sections: &dyn Fn(&str) -> String) -> Self {
+        Self::with_first(cluster, sections, || {
+            while !cluster.office(CONTROLLERS[0]).is_here {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        })
+    }
+
+    /// The second candidate starts once `wait` for the first one returns.
+    fn with_first(cluster: &'a Cluster, sections: &dyn Fn(&str) -> String, wait: impl FnOnce()) -> Self {
         let start =
             |name: &str, policy: Option<&str>| cluster.start_elected(name, &CONTROLLERS, policy, &sections(name));
         let workers = WORKERS.map(|name| start(name, None));
         let first = start(CONTROLLERS[0], Some(&policy("ffa")));
-        while !cluster.office(CONTROLLERS[0]).is_here {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait();
         let second = start(CONTROLLERS[1], Some(&policy("ffa")));
         Elected { cluster, candidates: [Some(first), Some(second)], _workers: workers }
     }

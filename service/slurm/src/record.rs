@@ -14,6 +14,7 @@ use crate::job::output;
 
 /// Characters of a note.
 const NOTE_CHARS_MAX: usize = 1000;
+const SOMETHING_ELSE: &str = "the service answers something else";
 
 /// Why calls of a job have failed here and sessions of it end, as the service says that still has its tenant. Nothing, where nobody notes it.
 pub fn reasons(file: &SlurmFile, id: u64) -> Vec<String> {
@@ -28,26 +29,25 @@ pub fn reasons(file: &SlurmFile, id: u64) -> Vec<String> {
     })
 }
 
+/// The service's answer, unless it refuses.
+fn ask(file: &SlurmFile, request: &ControlRequest) -> anyhow::Result<ControlAnswer> {
+    match call(&file.control_socket(), request)? {
+        ControlAnswer::Refused(reason) => anyhow::bail!(reason),
+        answer => Ok(answer),
+    }
+}
+
 /// The first failure of the job's communicators, of those that this host notes.
 fn failures(file: &SlurmFile, id: u64) -> anyhow::Result<Option<String>> {
-    let (control, tenant) = (file.control_socket(), SlurmFile::tenant_name(id));
-    let hosts = match call(&control, &ControlRequest::Hosts)? {
-        ControlAnswer::Hosts(hosts) => hosts,
-        answer => anyhow::bail!("the service answers something else: {answer:?}"),
-    };
+    let tenant = SlurmFile::tenant_name(id);
+    let ControlAnswer::Hosts(hosts) = ask(file, &ControlRequest::Hosts)? else { anyhow::bail!(SOMETHING_ELSE) };
     let own = hosts.iter().find(|host| host.own).map(|host| host.host.as_str());
-    let failed = match call(&control, &ControlRequest::Failed)? {
-        ControlAnswer::Failed(failed) => failed,
-        answer => anyhow::bail!("the service answers something else: {answer:?}"),
-    };
+    let ControlAnswer::Failed(failed) = ask(file, &ControlRequest::Failed)? else { anyhow::bail!(SOMETHING_ELSE) };
     // A job that is queued again has the number of the one before, whose failures are older than the tenant.
     let age = age_of_tenant(file, id);
-    let noted = failed.iter().filter(|failed| {
-        failed.tenant == tenant
-            && failed.age_seconds <= age.as_secs()
-            && failed.hosts.first().is_none_or(|first| Some(first.as_str()) == own)
-    });
-    let noted: Vec<_> = noted.collect();
+    let is_noted_here = |hosts: &[String]| hosts.first().is_none_or(|first| Some(first.as_str()) == own);
+    let of_job = failed.iter().filter(|failed| failed.tenant == tenant && failed.age_seconds <= age.as_secs());
+    let noted: Vec<_> = of_job.filter(|failed| is_noted_here(&failed.hosts)).collect();
     Ok(noted.last().map(|first| match noted.len() {
         1 => format!("a communicator failed: {}", first.reason),
         count => format!("{count} communicators failed, the first so: {}", first.reason),
@@ -63,9 +63,8 @@ fn age_of_tenant(file: &SlurmFile, id: u64) -> Duration {
 /// Processes with a session that live while Slurm has ended all of the job's.
 fn outliving(file: &SlurmFile, id: u64) -> anyhow::Result<Option<String>> {
     let tenant = SlurmFile::tenant_name(id);
-    let sessions = match call(&file.control_socket(), &ControlRequest::Sessions)? {
-        ControlAnswer::Sessions(sessions) => sessions,
-        answer => anyhow::bail!("the service answers something else: {answer:?}"),
+    let ControlAnswer::Sessions(sessions) = ask(file, &ControlRequest::Sessions)? else {
+        anyhow::bail!(SOMETHING_ELSE)
     };
     let living = sessions.iter().filter(|session| session.tenant == tenant && lives(session.pid));
     let living: Vec<String> = living.map(|session| session.pid.to_string()).collect();

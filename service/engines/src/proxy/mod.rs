@@ -247,18 +247,20 @@ impl ProxyEngine {
     }
 
     fn do_item(&mut self, item: Item) {
-        let item = if self.stands_still.is_still() { self.stands_still.hold(&self.state, item) } else { Some(item) };
+        let item = if self.stands_still.is_still() {
+            let Some(item) = self.stands_still.hold(&self.state, item) else { return };
+            item
+        } else {
+            item
+        };
         let ProxyEngine { execution, state, .. } = self;
         match item {
-            None => {}
-            Some(Item::Event(WorkEvent::Advance { session, stream })) => execution.advance(state, session, stream),
-            Some(Item::Event(WorkEvent::Ready { comm })) => execution.start_collective(state, comm),
-            Some(Item::Event(WorkEvent::PortChannels { comm, rank })) => {
-                execution.advance_port_channels(state, comm, rank)
-            }
-            Some(Item::Event(WorkEvent::Lane(ended))) => execution.advance_lane(state, ended),
-            Some(Item::Event(WorkEvent::Close { session })) => self.close_session(session),
-            Some(Item::Message(message)) => self.session_message(message),
+            Item::Event(WorkEvent::Advance { session, stream }) => execution.advance(state, session, stream),
+            Item::Event(WorkEvent::Ready { comm }) => execution.start_collective(state, comm),
+            Item::Event(WorkEvent::PortChannels { comm, rank }) => execution.advance_port_channels(state, comm, rank),
+            Item::Event(WorkEvent::Lane(ended)) => execution.advance_lane(state, ended),
+            Item::Event(WorkEvent::Close { session }) => self.close_session(session),
+            Item::Message(message) => self.session_message(message),
         }
     }
 

@@ -297,7 +297,11 @@ impl State {
             let Some(live) = self.comms.get_mut(handle) else { continue };
             let can_spare = ranks.iter().all(|rank| live.can_spare(*rank));
             if can_spare {
-                ranks.iter().for_each(|rank| live.members.leave(*rank, Leaving::Ended));
+                for rank in &ranks {
+                    if let Some(member) = live.members.get_mut(*rank) {
+                        member.leaving = Some(Leaving::Ended);
+                    }
+                }
             } else {
                 live.members.end_all(session);
             }

@@ -295,13 +295,6 @@ impl Members {
         arrived
     }
 
-    /// A rank leaves, once nothing is under way that needs it.
-    pub(crate) fn leave(&mut self, rank: u32, how: Leaving) {
-        if let Some(member) = self.get_mut(rank) {
-            member.leaving = Some(how);
-        }
-    }
-
     /// A rank that wanted to leave has left for good. Returns how.
     pub(crate) fn depart(&mut self, rank: u32) -> Option<Leaving> {
         let member = self.get_mut(rank)?;
